@@ -85,7 +85,8 @@ def _coerce(hint: Any, value: Any, where: str) -> Any:
         try:
             return hint(value)
         except ValueError:
-            raise DataError(f"{where} must be one of {[e.value for e in hint]}, got {value!r}") from None
+            allowed = [e.value for e in hint]
+            raise DataError(f"{where} must be one of {allowed}, got {value!r}") from None
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
