@@ -70,6 +70,8 @@ class NativeSource(StageConfig):
     type: Literal["musique", "hotpot", "2wiki"]
     paths: tuple[Path, ...] = Field(min_length=1)
     """JSON or JSON-lines files."""
+    test_paths: tuple[Path, ...] = ()
+    """Files whose questions are held out; without them the questions are divided later."""
 
 
 class FolderSource(StageConfig):
@@ -96,6 +98,8 @@ class HuggingFaceSource(StageConfig):
     """Dataset name or local path of the questions."""
     questions_config: str | None = None
     questions_split: str = "train"
+    questions_test_split: str | None = None
+    """Split whose questions are held out; without it the questions are divided later."""
     qid_field: str = "_id"
     question_field: str = "text"
     targets_field: str = "targets"
@@ -169,7 +173,10 @@ class QuestionsConfig(StageConfig):
     test_frac: float = Field(0.25, gt=0, lt=1)
     """Share held out when the source brings no split."""
     resplit: bool = False
-    """Ignore the source's split. A given split that shares target documents is an error."""
+    """Ignore the source's split and divide the questions anew, without leaks."""
+    on_leak: Literal["drop", "error"] = "drop"
+    """What happens when the source's split shares target documents between train and test:
+    leave the training questions concerned out, so that the test set stays whole, or stop."""
 
 
 class PreflightConfig(StageConfig):
@@ -275,6 +282,9 @@ class OptimizerConfig(StageConfig):
     max_grad_norm: float = Field(1.0, gt=0)
     microbatch_tokens: int = Field(16384, ge=64)
     """Tokens (padding included) of one forward pass."""
+    recompute_activations: bool = False
+    """Keep no activations between layers' forward and backward passes: less memory, a third
+    more time."""
 
 
 class DemonstrationConfig(StageConfig):

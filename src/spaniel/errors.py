@@ -4,13 +4,14 @@
       ConfigError(ValueError)        a recipe, an override or an argument is wrong
       DataError(ValueError)          a file or record is not what it claims to be
       ArtifactError(RuntimeError)    a run directory is missing, incomplete or of another version
+      QueryError(ValueError)         a query breaks the query language; its writer can mend it
       TrainingError(RuntimeError)    a check on the running training failed; going on would be a lie
       RolloutError(RuntimeError)     one trajectory failed through the infrastructure
         ToolError                      the search engine or a tool broke
         PolicyError                    the model that samples broke
         RewardError                    the scorer broke
 
-The command line turns the first three into one line and exit code 2 (the user can mend
+The command line turns the first four into one line and exit code 2 (the user can mend
 them), the others into one line and exit code 1. A ``RolloutError`` never becomes a reward
 of zero: it ends its trajectory as failed by the infrastructure, is counted, and is kept out
 of the gradient.
@@ -34,6 +35,10 @@ class DataError(SpanielError, ValueError):
 
 class ArtifactError(SpanielError, RuntimeError):
     """A run directory is missing, incomplete, or was made by other settings."""
+
+
+class QueryError(SpanielError, ValueError):
+    """A search query breaks the query language; whoever wrote it can mend it."""
 
 
 class TrainingError(SpanielError, RuntimeError):

@@ -208,12 +208,13 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSample:
-    """A flat token sequence ready for the loss; all arrays share one length L."""
+    """A flat token sequence ready for a loss; the arrays share one length L."""
 
     token_ids: tuple[int, ...]
-    loss_mask: tuple[bool, ...]
-    """[L] True where the policy sampled the token."""
+    weights: tuple[float, ...]
+    """[L] factor of each token's loss, normalisation of the whole update included: 0 where
+    the token is context. Losses are sums, so that no split into microbatches changes them."""
     sampler_logprobs: tuple[float, ...]
-    """[L] 0.0 where the mask is False."""
-    advantage: float
+    """[L] nats; 0.0 at context."""
+    advantage: float = 0.0
     """Of the whole trajectory: the same for each of its tokens."""

@@ -1,0 +1,45 @@
+"""Shown ids: what the policy calls documents, drawn afresh for every episode.
+
+An id is a consonant, a digit and a consonant (``k7m``): short enough to copy, no word, and
+drawn without looking at the document, so that nothing about a document can be read off it
+and nothing learnt about an id carries over to the next episode.
+"""
+
+import random
+
+_CONSONANTS = "bcdfghjkmnpqrstvwxz"
+_DIGITS = "23456789"
+UNKNOWN = "unknown:"
+"""Prefix of a reported id that the episode never showed."""
+
+
+class Aliases:
+    """A bijection between the documents an episode has shown and their shown ids."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._shown: dict[str, str] = {}
+        self._docids: dict[str, str] = {}
+
+    def show(self, docid: str) -> str:
+        """The shown id of a document; drawn when first shown, the same ever after."""
+        if docid not in self._shown:
+            alias = self._draw()
+            self._shown[docid] = alias
+            self._docids[alias] = docid
+        return self._shown[docid]
+
+    def docid(self, alias: str) -> str | None:
+        """The document behind a shown id; None when this episode never showed it."""
+        return self._docids.get(alias.strip())
+
+    def _draw(self) -> str:
+        while True:
+            letters = [self._random.choice(_CONSONANTS), self._random.choice(_DIGITS)]
+            letters.append(self._random.choice(_CONSONANTS))
+            # 2,888 three-character ids; an episode that shows thousands gets longer ones.
+            if len(self._shown) > 1000:
+                letters += [self._random.choice(_DIGITS), self._random.choice(_CONSONANTS)]
+            alias = "".join(letters)
+            if alias not in self._docids:
+                return alias

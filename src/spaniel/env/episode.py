@@ -1,0 +1,193 @@
+"""One question's world: first messages out, the policy's text in, observations out. Single use."""
+
+import time
+from dataclasses import dataclass
+
+from spaniel.config import EnvConfig
+from spaniel.env.aliases import UNKNOWN, Aliases
+from spaniel.env.dialects import DIALECTS, parse_turn
+from spaniel.env.tools import FINDER_TOOLS, CallError, CallProblem, Tool, check_call
+from spaniel.errors import ToolError, boundary
+from spaniel.index.engine import SearchEngine
+from spaniel.store import hash_of
+from spaniel.types import Document, FinishReason, Hit, Message, Question, ToolCall
+
+TASK = (
+    "Find the documents that together answer the question. You are graded on the documents, "
+    "not on an answer: report every document that is needed and no other."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What one turn of the policy did."""
+
+    observation: str = ""
+    """For the policy, in the dialect; empty when the episode is over."""
+    shown: str = ""
+    """The same without the dialect's wrapping."""
+    call: ToolCall | None = None
+    errors: tuple[str, ...] = ()
+    hits: tuple[Hit, ...] = ()
+    docid: str = ""
+    report: tuple[str, ...] | None = None
+    """Set when the policy reported: true docids in its order, each once; ids never shown as
+    ``unknown:<id>``."""
+
+
+class Environment:
+    """What all episodes share: the engine, the tools, the dialect, the budgets."""
+
+    def __init__(
+        self, engine: SearchEngine, cfg: EnvConfig, tools: tuple[Tool, ...] = FINDER_TOOLS
+    ) -> None:
+        self.engine, self.cfg, self.tools = engine, cfg, tools
+        self.dialect = DIALECTS[cfg.dialect]
+        self.system_prompt = f"{TASK}\n\n{self.dialect.instructions(tools)}"
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of prompt, tools, budgets and index: what a score depends on besides the policy."""
+        cfg = self.cfg.model_dump(mode="json")
+        return hash_of([self.system_prompt, cfg, self.engine.fingerprint])
+
+    def episode(self, question: Question, *, seed: int) -> "Episode":
+        """A fresh world for one rollout; ``seed`` draws its shown ids."""
+        return Episode(self, question, seed)
+
+
+class Episode:
+    """One rollout's world. ``reset`` once, then ``step`` until a report or a budget ends it."""
+
+    def __init__(self, environment: Environment, question: Question, seed: int) -> None:
+        self.environment, self.question = environment, question
+        self.aliases = Aliases(seed)
+        self.num_turns = 0
+        self.tool_s = 0.0
+
+    def reset(self) -> list[Message]:
+        """System prompt and question."""
+        return [
+            Message(role="system", content=self.environment.system_prompt),
+            Message(role="user", content=f"Question: {self.question.text}"),
+        ]
+
+    def step(self, text: str, finish_reason: FinishReason) -> Step:
+        """Execute the policy's turn.
+
+        Raises:
+            ToolError: the search engine broke. A call that is the policy's own mistake never
+                raises: it is an observation with an entry in ``errors``.
+        """
+        self.num_turns += 1
+        call: ToolCall | None = None
+        problems: tuple[CallProblem, ...] = ()
+        try:
+            if finish_reason is FinishReason.LENGTH:
+                limit = self.environment.cfg.max_tokens_per_turn
+                message = f"the turn was cut at {limit} tokens; nothing was executed"
+                raise CallError(CallProblem.CUT, message)
+            parsed = parse_turn(self.environment.dialect, text, self.environment.tools)
+            problems = parsed.problems
+            check_call(parsed.call, self.environment.tools)
+            call = parsed.call
+            step = self._execute(call, problems)
+        except CallError as error:
+            errors = tuple(str(p) for p in (error.problem, *problems))
+            step = Step(shown=f"Error: {error.message}.", errors=errors)
+        return self._with_observation(step)
+
+    def _execute(self, call: ToolCall, problems: tuple[CallProblem, ...]) -> Step:
+        notes = tuple(str(p) for p in problems)
+        if call.name == "search":
+            hits = self._search(call.arguments["query"])
+            return Step(shown=self._show_hits(hits), call=call, errors=notes, hits=hits)
+        if call.name == "read":
+            docid = self._known(call.arguments["doc_id"])
+            document = self._read(docid)
+            shown = self._show_document(document)
+            return Step(shown=shown, call=call, errors=notes, docid=docid)
+        report, errors = self._report(call.arguments["doc_ids"])
+        return Step(call=call, errors=errors + notes, report=report)
+
+    # -- tools -----------------------------------------------------------------------------
+
+    def _search(self, query: str) -> tuple[Hit, ...]:
+        started = time.perf_counter()
+        with boundary(ToolError, "search"):
+            hits = self.environment.engine.search(query, self.environment.cfg.max_results)
+        self.tool_s += time.perf_counter() - started
+        return tuple(hits)
+
+    def _read(self, docid: str) -> Document:
+        started = time.perf_counter()
+        with boundary(ToolError, "read"):
+            document = self.environment.engine.read(docid)
+        self.tool_s += time.perf_counter() - started
+        return document
+
+    def _known(self, alias: str) -> str:
+        docid = self.aliases.docid(alias)
+        if docid is None:
+            message = f"no document {alias!r}; use an id from a search result"
+            raise CallError(CallProblem.UNKNOWN_ID, message)
+        return docid
+
+    def _report(self, aliases: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        resolved = [self.aliases.docid(a) or f"{UNKNOWN}{a.strip()}" for a in aliases]
+        unique = tuple(dict.fromkeys(resolved))
+        errors = []
+        if any(docid.startswith(UNKNOWN) for docid in unique):
+            errors.append(str(CallProblem.UNKNOWN_ID))
+        if len(unique) < len(resolved):
+            errors.append(str(CallProblem.DUPLICATE_IDS))
+        return unique, tuple(errors)
+
+    # -- what is shown ---------------------------------------------------------------------
+
+    def _show_hits(self, hits: tuple[Hit, ...]) -> str:
+        if not hits:
+            return "No documents match."
+        lines: list[str] = []
+        room = self.environment.cfg.max_observation_chars
+        with boundary(ToolError, "read"):
+            documents = self.environment.engine.read_batch([hit.docid for hit in hits])
+        for hit, document in zip(hits, documents, strict=True):
+            # The id stands after the title it belongs to: copying it is one induction step.
+            line = f"{_flat(document.title)} [{self.aliases.show(hit.docid)}] {_flat(hit.snippet)}"
+            line = line.strip()
+            room -= len(line) + 1
+            if room < 0 and lines:
+                break
+            lines.append(line[: self.environment.cfg.max_observation_chars])
+        return "\n".join(lines)
+
+    def _show_document(self, document: Document) -> str:
+        head = f"{_flat(document.title)} [{self.aliases.show(document.docid)}]\n"
+        room = max(self.environment.cfg.max_observation_chars - len(head), 0)
+        if len(document.text) <= room:
+            return head + document.text
+        return f"{head}{document.text[:room]} [cut: {len(document.text) - room} more characters]"
+
+    def _with_observation(self, step: Step) -> Step:
+        if step.report is not None:
+            return step
+        shown = step.shown
+        if CallProblem.EXTRA_CALLS in step.errors:
+            shown += "\nOnly the first call was executed: one call a turn."
+        if self.num_turns == self.environment.cfg.max_turns - 1:
+            shown += "\nLast turn: report now."
+        observation = self.environment.dialect.observation(shown)
+        return Step(
+            observation=observation,
+            shown=shown,
+            call=step.call,
+            errors=step.errors,
+            hits=step.hits,
+            docid=step.docid,
+        )
+
+
+def _flat(text: str) -> str:
+    """One line: a title or an excerpt cannot start a line that looks like another hit."""
+    return " ".join(text.split())

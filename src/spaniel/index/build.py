@@ -1,0 +1,110 @@
+"""Documents -> an index directory, published whole or not at all; and opening one.
+
+<index>/manifest.json    counts, settings, fingerprint, versions; written last
+<index>/texts/           the documents (texts.py)
+<index>/documents/       tantivy: document and title view (views.py)
+<index>/passages/        tantivy: passage view
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from spaniel import __version__
+from spaniel.config import IndexConfig
+from spaniel.errors import ArtifactError
+from spaniel.index.analysis import ANALYSIS_VERSION
+from spaniel.index.lexical import LexicalEngine
+from spaniel.index.texts import TextStore, write_texts
+from spaniel.index.views import write_views
+from spaniel.progress import track
+from spaniel.store import hash_of, publish_directory, read_manifest
+from spaniel.types import Document
+
+FORMAT = 1
+"""Of the index directory; another number has to be built again."""
+_MADE_BY = "spaniel index"
+_BUILD_SETTINGS = ("language", "passage_words", "passage_stride_words")
+_SEARCH_SETTINGS = ("rank_constant", "weight_document", "weight_passage", "weight_title")
+
+
+def build_index(documents: Iterable[Document], directory: Path, cfg: IndexConfig) -> dict[str, Any]:
+    """Index documents into ``directory`` and return the manifest.
+
+    Streams: only the docids are held in memory. An index that stood there serves until the new
+    one is complete, and stays if the build dies. The order of the documents does not matter.
+
+    Raises:
+        DataError: there are no documents, a docid is empty or comes twice, or a document
+            cannot be stored.
+        ConfigError: the language has no stemmer, or the stride is longer than a passage.
+    """
+    manifest: dict[str, Any] = {}
+    with publish_directory(directory, manifest) as partial:
+        incoming = track(documents, "reading", None, "docs")
+        count = write_texts(incoming, partial / "texts")
+        texts = TextStore(partial / "texts")
+        num_passages = write_views(track(texts, "indexing", count, "docs"), partial, cfg)
+        content = hash_of([texts.content_hash(), _settings(cfg, _BUILD_SETTINGS), _versions()])
+        manifest |= {
+            "num_documents": count,
+            "num_passages": num_passages,
+            "content": content,
+            "fingerprint": hash_of([content, _settings(cfg, _SEARCH_SETTINGS)]),
+            "settings": _settings(cfg, _BUILD_SETTINGS + _SEARCH_SETTINGS),
+            "versions": {**_versions(), "spaniel": __version__},
+        }
+    return manifest
+
+
+def open_index(
+    directory: Path, cfg: IndexConfig | None = None, *, snippet_words: int = 48
+) -> LexicalEngine:
+    """The engine over an index that ``build_index`` made; takes milliseconds.
+
+    Args:
+        cfg: rank constant and weights to search with; as at the build by default. What the
+            index was built with (language, passages) has to be the same.
+        snippet_words: longest excerpt of a hit; 0 makes none.
+
+    Raises:
+        ArtifactError: there is no complete index, or it was made by other settings or versions.
+    """
+    manifest = read_manifest(directory, made_by=_MADE_BY)
+    made_by, needed = manifest.get("versions", {}), _versions()
+    for name, version in needed.items():
+        if made_by.get(name) != version:
+            raise ArtifactError(
+                f"{directory}: made with {name} {made_by.get(name)}, this is {name} {version}: "
+                f"run `{_MADE_BY}` again"
+            )
+    built = manifest["settings"]
+    if cfg is None:
+        cfg = IndexConfig(**built)
+    for name in _BUILD_SETTINGS:
+        if getattr(cfg, name) != built[name]:
+            raise ArtifactError(
+                f"{directory}: built with index.{name} {built[name]}, wanted "
+                f"{getattr(cfg, name)}: run `{_MADE_BY}` again"
+            )
+    engine = LexicalEngine(directory, cfg, content=manifest["content"], snippet_words=snippet_words)
+    found = (len(engine.texts), engine.views.num_documents, engine.views.num_passages)
+    counts = (manifest["num_documents"], manifest["num_documents"], manifest["num_passages"])
+    if found != counts:
+        raise ArtifactError(
+            f"{directory}: texts, documents and passages must number {counts}, got {found}: "
+            f"run `{_MADE_BY}` again"
+        )
+    return engine
+
+
+def _settings(cfg: IndexConfig, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(cfg, name) for name in names}
+
+
+def _versions() -> dict[str, Any]:
+    import tantivy
+
+    # Patch releases keep the file format and the analysis; minor ones have changed both.
+    release = ".".join(tantivy.__version__.removeprefix("tantivy v").split(".")[:2])
+    return {"format": FORMAT, "analysis": ANALYSIS_VERSION, "tantivy": release}

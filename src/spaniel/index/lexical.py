@@ -1,0 +1,105 @@
+"""The embedded engine: the three views fused by weighted reciprocal rank, with snippets."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from spaniel.config import IndexConfig
+from spaniel.errors import ConfigError
+from spaniel.index.analysis import Analyzer
+from spaniel.index.fusion import MIN_DEPTH, rrf
+from spaniel.index.query import parse_query
+from spaniel.index.snippet import Snippets
+from spaniel.index.texts import TextStore
+from spaniel.index.views import VIEWS, View, Views
+from spaniel.store import hash_of
+from spaniel.types import Document, Hit
+
+
+class LexicalEngine:
+    """A ``SearchEngine`` over an index directory. ``build.open_index`` opens one.
+
+    Args:
+        directory: what ``build.build_index`` published.
+        cfg: the language it was built with; rank constant and weights of the views as wanted.
+        content: hash of the documents and of how they were indexed.
+        snippet_words: longest excerpt of a hit; 0 makes none.
+    """
+
+    def __init__(
+        self, directory: Path, cfg: IndexConfig, *, content: str, snippet_words: int = 48
+    ) -> None:
+        analyzer = Analyzer(cfg.language)
+        self.texts = TextStore(directory / "texts")
+        self.views = Views(directory, analyzer)
+        self.snippets = Snippets(analyzer, self.views.idf, max_words=snippet_words)
+        self.content = content
+        self._rank_constant = cfg.rank_constant
+        self._weights = (cfg.weight_document, cfg.weight_passage, cfg.weight_title)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of documents, indexing, fusion and snippet length."""
+        words = self.snippets.max_words
+        return hash_of(["lexical", self.content, self._rank_constant, self._weights, words])
+
+    def search(self, query: str, k: int) -> list[Hit]:
+        """At most ``k`` hits with snippets, by ``sum_view weight / (rank_constant + rank)``.
+
+        Each view brings its best 50 documents (``k``, if that is more); a document absent from
+        a view gets nothing from it.
+
+        Raises:
+            QueryError: the query holds more than one ``site:``.
+            ConfigError: ``k`` is below 1.
+        """
+        _check_k(k)
+        parsed = parse_query(query)
+        depth = max(k, MIN_DEPTH)
+        rankings = [
+            [row for row, _ in self.views.rank(view, parsed, depth)] if weight > 0 else []
+            for view, weight in zip(VIEWS, self._weights, strict=True)
+        ]
+        # Rows are in docid order: ties by row are ties by docid.
+        fused = rrf(rankings, self._rank_constant, self._weights)
+        return self._hits(fused[:k], self.snippets.of_query(parsed))
+
+    def search_batch(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        """``search`` for each query, in order."""
+        return [self.search(query, k) for query in queries]
+
+    def search_view(self, view: View, query: str, k: int) -> list[Hit]:
+        """At most ``k`` documents by the BM25 of one view, without snippets.
+
+        ``document`` is plain BM25 over title and text.
+
+        Raises:
+            QueryError: the query holds more than one ``site:``.
+            ConfigError: there is no such view, or ``k`` is below 1.
+        """
+        _check_k(k)
+        if view not in VIEWS:
+            raise ConfigError(f"view must be one of {', '.join(VIEWS)}, got {view!r}")
+        return self._hits(self.views.rank(view, parse_query(query), k), None)
+
+    def read(self, docid: str) -> Document:
+        """The whole document. Raises ``KeyError`` when the index has no such docid."""
+        return self.texts.read(docid)
+
+    def read_batch(self, docids: Sequence[str]) -> list[Document]:
+        """``read`` for each docid, in order."""
+        return [self.texts.read(docid) for docid in docids]
+
+    def _hits(
+        self, ranked: Sequence[tuple[int, float]], excerpt: Callable[[str], str] | None
+    ) -> list[Hit]:
+        hits = []
+        for rank, (row, score) in enumerate(ranked, start=1):
+            snippet = excerpt(self.texts.read_row(row).text) if excerpt else ""
+            docid = self.texts.docid(row)
+            hits.append(Hit(docid=docid, score=score, rank=rank, snippet=snippet))
+        return hits
+
+
+def _check_k(k: int) -> None:
+    if k < 1:
+        raise ConfigError(f"k must be >= 1, got {k}")
