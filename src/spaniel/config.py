@@ -312,6 +312,36 @@ class SFTConfig(StageConfig):
     demonstrations: DemonstrationConfig = DemonstrationConfig()
 
 
+class BaseConfig(StageConfig):
+    """Train the small default policy from random weights, on worlds nobody else uses."""
+
+    num_worlds: int = Field(40, ge=1)
+    """Generated worlds; demonstrations are drawn from each."""
+    first_seed: int = Field(100_000, ge=1000)
+    """Their seeds count up from here; quick starts use seeds below 1,000."""
+    pages: int = Field(800, ge=200)
+    """Pages of each world."""
+    questions: int = Field(700, ge=1)
+    """Questions of each world, a quarter of them with one hop."""
+    noise: float = Field(0.25, ge=0, le=1)
+    """Detours of the label demonstrator."""
+    vocab_size: int = Field(4096, ge=512, le=65536)
+    """Of the byte-level BPE tokenizer, trained on these worlds and ``extra_texts``."""
+    extra_texts: tuple[Path, ...] = ()
+    """BEIR corpus.jsonl files whose text the tokenizer shall also know."""
+    copy_steps: int = Field(150, ge=0)
+    """First steps: random sequences that repeat, which teach to copy."""
+    easy_frac: float = Field(0.25, ge=0, lt=1)
+    """Share of the other steps that sees one- and two-hop questions only."""
+    minutes: float = Field(60.0, gt=0)
+    """Wall-clock budget of the training; the schedule is laid out over it."""
+    trajectories_per_step: int = Field(16, ge=1)
+    observation_loss_weight: float = Field(0.1, ge=0, le=1)
+    optimizer: OptimizerConfig = OptimizerConfig(
+        learning_rate=2e-3, schedule="cosine", weight_decay=0.01
+    )
+
+
 class RLConfig(StageConfig):
     """Groups -> better policy."""
 
@@ -402,6 +432,8 @@ class Recipe(StageConfig):
     """None goes from the starting policy straight to RL."""
     rl: RLConfig = RLConfig()
     eval: EvalConfig = EvalConfig()
+    base: BaseConfig | None = None
+    """Only for recipes that make a default policy of their own."""
 
     @property
     def directory(self) -> Path:

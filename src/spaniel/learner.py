@@ -162,6 +162,11 @@ class Learner:
             _decay_groups(model, cfg.weight_decay), lr=cfg.learning_rate, betas=(0.9, cfg.beta2)
         )
         self.num_steps = 0
+        self._progress: float | None = None
+
+    def set_progress(self, done: float) -> None:
+        """Let the schedule follow ``done`` in [0, 1] instead of counting steps."""
+        self._progress = done
 
     def step(
         self, samples: Sequence[TrainingSample], objective: Objective, *, temperature: float = 1.0
@@ -190,7 +195,8 @@ class Learner:
                     f"{norm} is not finite; weights were not changed. Lower the learning rate."
                 )
             totals["grad_norm"] = norm
-            rate = learning_rate_at(self.num_steps, self.total_steps, self.cfg)
+            done = self.num_steps / self.total_steps if self._progress is None else self._progress
+            rate = learning_rate_at(done, self.cfg, min_warmup=1 / self.total_steps)
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             totals["learning_rate"] = rate
@@ -243,15 +249,19 @@ class Learner:
         return manifest
 
 
-def learning_rate_at(step: int, total_steps: int, cfg: OptimizerConfig) -> float:
-    """Linear warm-up over ``warmup_frac`` of the steps, then constant or cosine to a tenth."""
-    warmup = max(1, round(cfg.warmup_frac * total_steps))
-    if step < warmup and cfg.warmup_frac > 0:
-        return cfg.learning_rate * (step + 1) / warmup
+def learning_rate_at(done: float, cfg: OptimizerConfig, *, min_warmup: float = 0.0) -> float:
+    """The rate when the share ``done`` of the training is behind: linear warm-up over
+    ``warmup_frac``, then constant, or cosine to a tenth of the peak.
+
+    Args:
+        min_warmup: share of one step: even the first step of a warm-up moves the weights.
+    """
+    if done < cfg.warmup_frac:
+        return cfg.learning_rate * min(1.0, (done + min_warmup) / cfg.warmup_frac)
     if cfg.schedule == "constant":
         return cfg.learning_rate
-    progress = (step - warmup) / max(1, total_steps - warmup)
-    return cfg.learning_rate * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))
+    after = min(1.0, (done - cfg.warmup_frac) / (1 - cfg.warmup_frac))
+    return cfg.learning_rate * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * after)))
 
 
 def _decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

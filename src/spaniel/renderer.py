@@ -21,7 +21,7 @@ from spaniel.chat_template import ChatTemplate
 from spaniel.errors import ConfigError
 from spaniel.types import Message
 
-_PROBE_TEXTS = ("search", " two  spaces ", "\n\nlines\n", 'a.b , "c" !', "naïve 東京 🙂")
+_PROBE_TEXTS = ("Search", " two  spaces ", "\n\nlines\n", 'a.b , "c" !', "naïve 東京 🙂")
 
 
 class Renderer(Protocol):
@@ -50,8 +50,8 @@ class Renderer(Protocol):
 
         Args:
             text: what the environment says back; shown to the policy as a user message.
-            ended: the policy sampled a stop id itself. If not, the end-of-turn marker comes
-                first, as context.
+            ended: the policy sampled one of ``stop_ids`` itself. If not, the end-of-turn marker
+                comes first, as context.
         """
         ...
 
@@ -247,7 +247,7 @@ class ChatRenderer:
 
     def _plain(self, text: str) -> list[int]:
         """Encode text in which nothing is a special token."""
-        return self._encode(text, split_special_tokens=True)
+        return self._encode(text, split_special_tokens=False)
 
     def _encode(self, text: str, *, split_special_tokens: bool) -> list[int]:
         ids: list[int] = self._tokenizer.encode(
@@ -273,12 +273,11 @@ class ChatRenderer:
 
     def _check_no_forgery(self) -> None:
         unknown = self._tokenizer.unk_token_id  # text of no token may well become this one
-        names = {i: name for name, i in self._special.items() if i != unknown}
-        for i in self._plain(" ".join(names.values())):
-            if i in names:
+        for name, index in self._special.items():
+            if index != unknown and index in self._plain(name):
                 raise ConfigError(
-                    f"{self._name}: text must not be able to forge a special token, but "
-                    f"{names[i]!r} in a document is encoded as one: use the fast tokenizer"
+                    f"{self._name}: text must not be able to forge a special token, but {name!r} "
+                    "in a document is encoded as one: use the fast tokenizer"
                 )
 
     def _check_joints(self, text: str) -> None:

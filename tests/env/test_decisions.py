@@ -243,3 +243,8 @@ def test_22_a_document_longer_than_the_budget_is_cut_and_says_by_how_much(dialec
 def test_23_several_reasons_to_refuse_a_turn_are_all_recorded_first_the_fatal_one(dialect):
     text = search(dialect, " ") + "\n" + search(dialect, "lighthouse")
     assert turn(episode(dialect), text).errors == ("bad_argument", "extra_calls")
+
+
+@dialects
+def test_24_half_a_surrogate_pair_is_the_policys_mistake_not_a_broken_tool(dialect):
+    assert turn(episode(dialect), search(dialect, "\ud83d")).errors == ("bad_argument",)

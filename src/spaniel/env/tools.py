@@ -108,8 +108,20 @@ def _check_value(tool: Tool, parameter: Parameter, value: Any) -> None:
             raise CallError(CallProblem.BAD_ARGUMENT, f"{where} must be a string")
         if not value.strip():
             raise CallError(CallProblem.BAD_ARGUMENT, f"{where} must not be blank")
+        _check_encodable(where, value)
     else:
         if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
             raise CallError(CallProblem.BAD_ARGUMENT, f"{where} must be a list of strings")
         if not value:
             raise CallError(CallProblem.EMPTY_LIST, f"{where} must name at least one id")
+        for item in value:
+            _check_encodable(where, item)
+
+
+def _check_encodable(where: str, value: str) -> None:
+    """JSON can spell half a surrogate pair, which no engine or file can take as text."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        message = f"{where} holds half a surrogate pair"
+        raise CallError(CallProblem.BAD_ARGUMENT, message) from None

@@ -79,10 +79,10 @@ def example_section(example: Example) -> Markup:
 
 
 def _turn(number: int, turn: Turn, example: Example) -> Markup:
-    called = turn.call.name if turn.call is not None else "no call"
+    called = shortened(turn.call.name, 100) if turn.call is not None else "no call"
     parts = [el("h3", f"Turn {number}: {called}"), el("pre", shortened(turn.text, MAX_CHARS))]
     if turn.errors:
-        parts.append(el("p", "errors: " + ", ".join(turn.errors), cls="error"))
+        parts.append(el("p", "errors: " + shortened(", ".join(turn.errors), 300), cls="error"))
     if turn.hits:
         parts.append(_documents([hit.docid for hit in turn.hits], example))
     if turn.docid:

@@ -17,6 +17,7 @@ Stop words are indexed, so that phrases are exact, and dropped from keyword quer
 import re
 import unicodedata
 from functools import lru_cache
+from itertools import pairwise
 
 import tantivy
 
@@ -28,7 +29,8 @@ ANALYSIS_VERSION = 1
 LANGUAGES = (
     "arabic danish dutch english finnish french german greek hungarian italian norwegian "
     "portuguese romanian russian spanish swedish tamil turkish"
-).split()
+)
+"""Snowball languages, between blanks."""
 
 NO_SPACE = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
@@ -45,7 +47,7 @@ _MAX_WORD_BYTES = 40
 _STOP_LANGUAGES = (
     "danish dutch finnish french german hungarian italian norwegian portuguese russian spanish "
     "swedish"
-).split()
+)
 # The last line is what an apostrophe leaves behind: it's, don't, they're.
 _ENGLISH_STOP_WORDS = (
     "a an and are as at be been but by can could did do does for from had has have he her his "
@@ -53,7 +55,7 @@ _ENGLISH_STOP_WORDS = (
     "them then there these they this those to was we were what when where which who whom whose "
     "why will with would you your "
     "don ll re s t ve"
-).split()
+)
 
 
 def normalize(text: str) -> str:
@@ -75,9 +77,9 @@ class Analyzer:
     """
 
     def __init__(self, language: str) -> None:
-        if language != "none" and language not in LANGUAGES:
+        if language != "none" and language not in LANGUAGES.split():
             raise ConfigError(
-                f"index.language must be none or one of {', '.join(LANGUAGES)}; got {language!r}"
+                f"index.language must be none or one of: {LANGUAGES}; got {language!r}"
             )
         self.language = language
         self.engine_analyzer = _chain(language, drop_stop_words=False)
@@ -118,8 +120,8 @@ def _chain(language: str, *, drop_stop_words: bool) -> tantivy.TextAnalyzer:
     # Folding first makes the dotted capital I of Turkish a plain one before it is lowered.
     builder = builder.filter(tantivy.Filter.ascii_fold()).filter(tantivy.Filter.lowercase())
     if drop_stop_words and language == "english":
-        builder = builder.filter(tantivy.Filter.custom_stopword(_ENGLISH_STOP_WORDS))
-    elif drop_stop_words and language in _STOP_LANGUAGES:
+        builder = builder.filter(tantivy.Filter.custom_stopword(_ENGLISH_STOP_WORDS.split()))
+    elif drop_stop_words and language in _STOP_LANGUAGES.split():
         builder = builder.filter(tantivy.Filter.stopword(language))
     if language != "none":
         builder = builder.filter(tantivy.Filter.stemmer(language))
@@ -133,4 +135,4 @@ def _unspaced_words(keywords: str) -> list[str]:
 def _pairs(characters: list[str]) -> list[tuple[str, ...]]:
     if len(characters) < 2:
         return [(c,) for c in characters]
-    return list(zip(characters, characters[1:], strict=False))
+    return list(pairwise(characters))

@@ -7,6 +7,7 @@
 """
 
 from collections.abc import Iterable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +73,10 @@ def open_index(
     """
     manifest = read_manifest(directory, made_by=_MADE_BY)
     made_by, needed = manifest.get("versions", {}), _versions()
-    for name, version in needed.items():
-        if made_by.get(name) != version:
+    for name, wanted in needed.items():
+        if made_by.get(name) != wanted:
             raise ArtifactError(
-                f"{directory}: made with {name} {made_by.get(name)}, this is {name} {version}: "
+                f"{directory}: made with {name} {made_by.get(name)}, this is {name} {wanted}: "
                 f"run `{_MADE_BY}` again"
             )
     built = manifest["settings"]
@@ -103,8 +104,6 @@ def _settings(cfg: IndexConfig, names: Iterable[str]) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, Any]:
-    import tantivy
-
     # Patch releases keep the file format and the analysis; minor ones have changed both.
-    release = ".".join(tantivy.__version__.removeprefix("tantivy v").split(".")[:2])
+    release = ".".join(version("tantivy").split(".")[:2])
     return {"format": FORMAT, "analysis": ANALYSIS_VERSION, "tantivy": release}

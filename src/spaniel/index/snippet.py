@@ -15,11 +15,11 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 
 from spaniel.index.analysis import NO_SPACE, WORD, Analyzer
-from spaniel.index.query import Query
 from spaniel.index.characters import fold, splits_grapheme
+from spaniel.index.query import Query
 
 WINDOW_WORDS = 64
 _K1 = 1.2
@@ -28,7 +28,7 @@ _MAX_FINDS = 64
 _CHARS_PER_WORD = 12
 """Text looked at before and behind the finds, per word of the excerpt."""
 
-_SPACE = re.compile(r"\s")
+_BETWEEN = re.compile(rf"[\s{NO_SPACE}]")
 _TOKEN = re.compile(rf"[{NO_SPACE}]|[^\W_{NO_SPACE}]+")
 _UNSPACED = re.compile(f"[{NO_SPACE}]")
 _SENTENCE_BREAK = re.compile(
@@ -179,7 +179,7 @@ def _needle(term: str) -> str:
 def _marginal_gains(idf: float) -> list[float]:
     """[_MAX_FINDS] what the (i+1)-th occurrence of a term adds to BM25; windows have one length."""
     saturation = [idf * n * (_K1 + 1) / (n + _K1) for n in range(_MAX_FINDS + 1)]
-    return [more - less for less, more in zip(saturation, saturation[1:], strict=False)]
+    return [more - less for less, more in pairwise(saturation)]
 
 
 def _word_numbers(folded: str, places: list[int]) -> list[int]:
@@ -199,7 +199,6 @@ def _cut(text: str, start: int, end: int, max_words: int) -> str:
     """At most ``max_words`` words of the text with ``start:end`` in them."""
     reach = max_words * _CHARS_PER_WORD
     low, high = _between_words(text, start - reach, end + reach)
-    low, high = min(low, start), max(high, end)
     words = [match.span() for match in WORD.finditer(text, low, high)]
     starts = [word_start for word_start, _ in words]
     first = max(0, bisect_right(starts, start) - 1)
@@ -215,16 +214,12 @@ def _cut(text: str, start: int, end: int, max_words: int) -> str:
 
 
 def _between_words(text: str, low: int, high: int) -> tuple[int, int]:
-    """The range narrowed until no word is cut by its ends."""
-    if low <= 0:
-        low = 0
-    elif not _UNSPACED.match(text, low):
-        space = _SPACE.search(text, low)
-        low = space.start() if space else low
-    if high >= len(text):
-        return low, len(text)
-    while high > low and not text[high].isspace() and not _UNSPACED.match(text, high):
-        high -= 1
+    """The range, inside the text, widened until its ends cut no word."""
+    low, high = max(low, 0), min(high, len(text))
+    while low > 0 and not _BETWEEN.search(text, low - 1, low + 1):
+        low -= 1
+    while high < len(text) and not _BETWEEN.search(text, high - 1, high + 1):
+        high += 1
     return low, high
 
 
@@ -240,7 +235,8 @@ def _sentence_starts(text: str, low: int, high: int) -> list[int]:
 
 def _ends_in_abbreviation(text: str, end: int) -> bool:
     word = text.rfind(" ", max(0, end - _ABBREVIATION_CHARS), end) + 1
-    return _ABBREVIATION.fullmatch(text[word:end].lstrip("(\"'“‘")) is not None
+    opening = "(\"'“‘"  # noqa: RUF001
+    return _ABBREVIATION.fullmatch(text[word:end].lstrip(opening)) is not None
 
 
 def _grow(first: int, last: int, sentences: list[int], size: int, budget: int) -> tuple[int, int]:

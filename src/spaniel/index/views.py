@@ -12,7 +12,7 @@ as tantivy rounds them (about three significant bits).
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import tantivy
 
@@ -144,7 +144,8 @@ class _OpenIndex:
         """The best ``k`` rows, each at its best score; ``limit`` hits are fetched to begin with."""
         while True:
             hits = self.searcher.search(query, limit, count=False).hits
-            rows = self.searcher.fast_field_values("row", [address for _, address in hits])
+            addresses = [address for _, address in hits]
+            rows = cast(list[int], self.searcher.fast_field_values("row", addresses))
             best: dict[int, float] = {}
             for row, (score, _) in zip(rows, hits, strict=True):
                 best.setdefault(row, score)

@@ -20,7 +20,7 @@ from spaniel.renderer import Renderer
 from spaniel.rollout import Runner, seed_of
 from spaniel.types import Completion, Document, FinishReason, Question, ToolCall, Trajectory
 
-_CAPITALISED = r"[A-Z\u00c0-\u00de0-9&][\w'\u2019.\-]*"
+_CAPITALISED = r"(?:[A-Z]\.|[A-Z\u00c0-\u00de0-9&][\w'\u2019\-]*)"
 _SMALL = r"(?:of|the|and|de|du|la|von|van|der|for|in|on|to|a|at|&)"
 _NAME = re.compile(rf"{_CAPITALISED}(?:,? (?:{_SMALL} ){{0,2}}{_CAPITALISED})*")
 """A run of capitalised words, small words inside allowed: a name, or the start of a sentence."""
@@ -179,9 +179,10 @@ class _Walk:
         if others and self.random.random() < 0.5:
             return self._read(self.random.choice(others))
         names = [n for n in self._visible_names() if n not in self.queries]
-        if not names:
+        query = self.random.choice(names) if names else ""
+        if not query or not self.engine.search(query, 1):
             return None
-        return ToolCall(name="search", arguments={"query": self.random.choice(names)})
+        return ToolCall(name="search", arguments={"query": query})
 
     def _visible_names(self) -> list[str]:
         """Name-like spans of the visible texts, latest text first, each once."""

@@ -37,7 +37,7 @@ def train_sft(
     total = num_sft_steps(len(trajectories), cfg)
     for step, batch in _batches(trajectories, cfg, seed=seed, start=learner.num_steps, total=total):
         samples = sft_samples(batch, observation_weight=cfg.observation_loss_weight)
-        on_step(step, learner.step(samples, _cross_entropy))
+        on_step(step, learner.step(samples, cross_entropy))
 
 
 def sft_samples(
@@ -71,7 +71,8 @@ def _imitated(trajectory: Trajectory) -> list[bool]:
     return mask
 
 
-def _cross_entropy(logprobs_T: Tensor, batch: Microbatch) -> tuple[Tensor, dict[str, Tensor]]:
+def cross_entropy(logprobs_T: Tensor, batch: Microbatch) -> tuple[Tensor, dict[str, Tensor]]:
+    """Weighted negative log-likelihood; ``loss/own_tokens`` leaves context out."""
     own_T = batch.weights_T == batch.weights_T.max()
     loss = -(logprobs_T * batch.weights_T).sum()
     own_loss = -(logprobs_T * batch.weights_T * own_T).sum()

@@ -57,7 +57,7 @@ class Entities:
     def mention(self, entity: int) -> str:
         """The name as running text has it: ``the Vask Medal``, ``Brolwick``."""
         name = self.names[entity]
-        article = self.kind_of(entity).article and not name.startswith(("The ", "A "))
+        article = self.kind_of(entity).article and not name.startswith(("The ", "A ", "An "))
         return f"the {name}" if article else name
 
 

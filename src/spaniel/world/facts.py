@@ -6,6 +6,7 @@ A fact is subject, relation, object and the page that states it. Entities are nu
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from random import Random
 
 import numpy as np
 import numpy.typing as npt
@@ -78,30 +79,48 @@ class Facts:
 
     def of_subject(self, entity: int) -> list[Fact]:
         """The facts whose subject it is."""
-        rows = self._by_subject[self._subject_starts[entity] : self._subject_starts[entity + 1]]
-        return [self[number] for number in rows.tolist()]
+        return [self[number] for number in self._rows_of_subject(entity).tolist()]
 
     def of_object(self, entity: int) -> list[Fact]:
         """The facts between entities whose object it is."""
-        rows = self._by_object[self._object_starts[entity] : self._object_starts[entity + 1]]
-        return [self[number] for number in rows.tolist()]
+        return [self[number] for number in self._rows_of_object(entity).tolist()]
 
-    def num_of_object(self, entity: int) -> int:
-        """How many facts have this entity as their object."""
-        return int(self._object_starts[entity + 1] - self._object_starts[entity])
+    def some_of_object(self, entity: int, rng: Random, most: int) -> list[Fact]:
+        """At most so many facts whose object it is: a hub has hundreds."""
+        rows = self._rows_of_object(entity).tolist()
+        return [self[number] for number in rng.sample(rows, min(most, len(rows)))]
 
     def objects(self, subject: int, relation: Relation) -> list[Fact]:
         """The facts ``relation(subject, ?)``; for a pairing, either way round."""
-        found = [f for f in self.of_subject(subject) if f.relation is relation]
+        found = self._with(self._rows_of_subject(subject), relation)
         if relation.pairing:
-            found += [f for f in self.of_object(subject) if f.relation is relation]
+            found += self._with(self._rows_of_object(subject), relation)
         return found
 
     def subjects(self, object: int, relation: Relation) -> list[Fact]:
         """The facts ``relation(?, object)``; for a pairing, either way round."""
         if relation.pairing:
             return self.objects(object, relation)
-        return [f for f in self.of_object(object) if f.relation is relation]
+        return self._with(self._rows_of_object(object), relation)
+
+    def of_relation(self, relation: Relation) -> Ints:
+        """Rows of all facts of one relation."""
+        return np.flatnonzero(self.relation == relation.number).astype(np.int32)
+
+    def sole_of_object(self, entity: int) -> list[Fact]:
+        """The facts ``relation(?, entity)`` that no second subject shares."""
+        rows = self._rows_of_object(entity)
+        _, first, count = np.unique(self.relation[rows], return_index=True, return_counts=True)
+        return [self[number] for number in rows[first[count == 1]].tolist()]
+
+    def _rows_of_subject(self, entity: int) -> Ints:
+        return self._by_subject[self._subject_starts[entity] : self._subject_starts[entity + 1]]
+
+    def _rows_of_object(self, entity: int) -> Ints:
+        return self._by_object[self._object_starts[entity] : self._object_starts[entity + 1]]
+
+    def _with(self, rows: Ints, relation: Relation) -> list[Fact]:
+        return [self[number] for number in rows[self.relation[rows] == relation.number].tolist()]
 
 
 def _index(keys: Ints, num_entities: int) -> tuple[Ints, npt.NDArray[np.int64]]:

@@ -7,46 +7,7 @@ names: a stem is two or three syllables over inventories that the seed chose.
 from collections.abc import Callable
 from random import Random
 
-ONSETS = (
-    "b br bl c ch cr d dr dw f fl fr g gl gr gw h j k kl kn kr l m n p pl pr qu r s sc sh sk sl "
-    "sm sn st str sw t th thr tr tw v vr w wh y z zh"
-).split()
-NUCLEI = "a e i o u ae ai au ea ei ia ie io oa oe oi oo ou ui y".split()
-CODAS = (
-    "b ck d f g k l ld lk lm ln m mb n nd nk nt p r rd rg rk rm rn rsk rt rth s sk sp st t th v x z"
-).split()
-TOWN_ENDINGS = (
-    "holm wick ford bury ton stead mouth gate haven burg dal minster by thorpe mere fell ster ham "
-    "combe worth field grad"
-).split()
-REGION_ENDINGS = "ia shire mark land ovia eth any reach or esse vale une ara".split()
-RIVER_ENDINGS = "e a en ow er is ess une ild ova ir ond".split()
-FAMILY_ENDINGS = "el er ov ski sen ane ick in ard ette os una itz ell am quist".split()
-FEMALE_ENDINGS = "a ia ine elle ina eth ora ys ena ie una ilde".split()
-MALE_ENDINGS = "o us an or ek im en ard ic os ald un".split()
-
-ADJECTIVES = (
-    "quiet pale hollow crimson distant patient broken golden bitter silent winter empty burning "
-    "frozen gentle hidden iron last lonely lost narrow open painted restless salt scattered second "
-    "secret silver sleeping slow small stolen strange sunken tall tender thirteenth unwritten wild "
-    "wooden yellow young borrowed brittle crooked dusty early endless faithful faint fallen "
-    "foreign glass green idle late low northern old plain proud rusty"
-).split()
-NOUNS = (
-    "lantern orchard mirror harbour key window garden letter clock staircase candle bridge meadow "
-    "anchor bell violin island mountain door winter summer river tower bird fox hare moth heron "
-    "willow thorn ember ladder needle compass map chapel kitchen voyage wedding feast funeral "
-    "promise shadow echo silence hunger debt journey harvest storm tide fog thaw drum mask crown "
-    "carriage attic cellar ferry market archive alphabet almanac apron barn basket button"
-).split()
-COMPANY_TAILS = (
-    "Works|& Sons|Brothers|Trading|Foundry|& Company|Mills|Partners|Industries|Union|Press|House|"
-    "Line|Holdings|Guild|Stores"
-).split("|")
-SCHOOL_TAILS = "Academy|College|School|Institute|Conservatory|Lyceum|Seminary".split("|")
-BUILDING_TAILS = "Hall|House|Tower|Court|Rotunda|Pavilion|Arcade|Gallery|Palace|Exchange".split("|")
-BAND_TAILS = "Five|Quartet|Ramblers|Singers|Players|Strollers|Sisters|Orchestra|Minstrels".split("|")
-PRIZE_TAILS = "Prize|Medal|Award|Cup|Wreath|Laurel|Ribbon".split("|")
+from spaniel.world.schema import read_table
 
 MAX_TRIES = 10_000
 
@@ -62,23 +23,26 @@ class NameMaker:
     def __init__(self, rng: Random, size: int) -> None:
         self.rng = rng
         self.used: set[str] = set()
-        self._onsets = rng.sample(ONSETS, 16)
-        self._nuclei = rng.sample(NUCLEI, 7)
-        self._codas = rng.sample(CODAS, 12)
-        self._endings = {
-            "town": rng.sample(TOWN_ENDINGS, 6),
-            "region": rng.sample(REGION_ENDINGS, 4),
-            "river": rng.sample(RIVER_ENDINGS, 4),
-            "family": rng.sample(FAMILY_ENDINGS, 5),
-            "female": rng.sample(FEMALE_ENDINGS, 4),
-            "male": rng.sample(MALE_ENDINGS, 4),
+        tables = read_table("names")
+        sounds, words = tables["sounds"], tables["words"]
+        self._onsets: list[str] = rng.sample(sounds["onsets"], 10) + rng.sample(
+            sounds["clusters"], 8
+        )
+        self._nuclei: list[str] = 2 * rng.sample(sounds["vowels"], 4) + rng.sample(
+            sounds["glides"], 3
+        )
+        self._codas: list[str] = rng.sample(sounds["codas"], 12)
+        self._endings: dict[str, list[str]] = {
+            k: rng.sample(v, len(v) // 3 + 1) for k, v in tables["endings"].items()
         }
-        self._adjectives = rng.sample(ADJECTIVES, 40)
-        self._nouns = rng.sample(NOUNS, 45)
+        self._adjectives: list[str] = rng.sample(words["adjectives"], 40)
+        self._nouns: list[str] = rng.sample(words["nouns"], 45)
+        self._tails: dict[str, list[str]] = tables["tails"]
         self._stems: set[str] = set()
         given = max(24, round(2 * size**0.5))
         self.female_names = [self._word("female") for _ in range(given)]
         self.male_names = [self._word("male") for _ in range(given)]
+        self._given = self.female_names + self.male_names
         self.families = [self._word("family") for _ in range(max(30, size // 4))]
 
     def person(self, *, female: bool) -> str:
@@ -110,29 +74,32 @@ class NameMaker:
 
     def company(self, towns: list[str]) -> str:
         """``Orrel & Sons``: after a family, a town or nothing."""
-        return self._new(lambda: f"{self._base(towns)} {self.rng.choice(COMPANY_TAILS)}")
+        return self._new(lambda: f"{self._base(towns)} {self._tail('company')}")
 
     def school(self, towns: list[str]) -> str:
         """``Vask Academy``."""
-        return self._new(lambda: f"{self._base(towns)} {self.rng.choice(SCHOOL_TAILS)}")
+        return self._new(lambda: f"{self._base(towns)} {self._tail('school')}")
 
     def building(self, towns: list[str]) -> str:
         """``Marrow Hall``."""
-        return self._new(lambda: f"{self._base(towns)} {self.rng.choice(BUILDING_TAILS)}")
+        return self._new(lambda: f"{self._base(towns)} {self._tail('building')}")
 
     def prize(self, towns: list[str]) -> str:
         """``Vask Medal``."""
-        return self._new(lambda: f"{self._base(towns)} {self.rng.choice(PRIZE_TAILS)}")
+        return self._new(lambda: f"{self._base(towns)} {self._tail('prize')}")
 
     def band(self, towns: list[str]) -> str:
         """``Marrow Ramblers``, or ``The Pale Herons``."""
         if self.rng.random() < 0.6:
-            return self._new(lambda: f"{self._base(towns)} {self.rng.choice(BAND_TAILS)}")
+            return self._new(lambda: f"{self._base(towns)} {self._tail('band')}")
         return self._new(lambda: f"The {self._adjective()} {self._stem(2).capitalize()}s")
 
     def world(self) -> str:
         """One lower-case word."""
         return self._stem(3)
+
+    def _tail(self, kind: str) -> str:
+        return self.rng.choice(self._tails[kind])
 
     def _base(self, towns: list[str]) -> str:
         roll = self.rng.random()
@@ -158,7 +125,9 @@ class NameMaker:
         if roll < 0.8:
             return f"{self._noun()} and {self._noun()}"
         if roll < 0.9:
-            return f"A {self._noun()} for {self.rng.choice(self.female_names + self.male_names)}"
+            noun = self._noun()
+            article = "An" if noun[0] in "AEIOU" else "A"
+            return f"{article} {noun} for {self.rng.choice(self._given)}"
         return f"{invented} {self._noun()}"
 
     def _lettered(self) -> str:
@@ -190,14 +159,14 @@ class NameMaker:
         return self.rng.choice(self._endings[style])
 
     def _stem_for_ending(self) -> str:
-        return self._stem(1 if self.rng.random() < 0.35 else 2)
+        return self._stem(1 if self.rng.random() < 0.7 else 2)
 
     def _stem(self, syllables: int) -> str:
         rng = self.rng
         parts = []
         for i in range(syllables):
             parts.append(rng.choice(self._onsets) + rng.choice(self._nuclei))
-            if i == syllables - 1 or rng.random() < 0.25:
+            if i == syllables - 1:
                 parts.append(rng.choice(self._codas))
         return "".join(parts)
 

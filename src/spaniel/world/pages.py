@@ -98,11 +98,11 @@ class _Writer:
         self._add(text.replace("{n}", _mark(self.page)))
 
     def state(self, statements: list[Statement]) -> None:
-        clauses = [self._clause(statement) for statement in statements]
-        while clauses:
-            sentence = clauses.pop(0)
-            if clauses and self.rng.random() < JOIN_FRAC:
-                sentence += self.rng.choice(LINKERS) + clauses.pop(0)
+        rest = list(statements)
+        while rest:
+            sentence = self._clause(rest.pop(0))
+            if rest and self.rng.random() < JOIN_FRAC:
+                sentence += self.rng.choice(LINKERS) + self._clause(rest.pop(0), brief=True)
             self._add(sentence)
 
     def idle(self, count: int) -> None:
@@ -121,7 +121,7 @@ class _Writer:
         """The text, and the other entities it mentions, in order."""
         return " ".join(self.sentences), self.links
 
-    def _clause(self, statement: Statement) -> str:
+    def _clause(self, statement: Statement, *, brief: bool = False) -> str:
         relation = statement.relation
         schema = self.entities.schema
         if relation.is_attribute:
@@ -132,13 +132,14 @@ class _Writer:
             ]
         self.rng.shuffle(others)
         listed = " and ".join([", ".join(others[:-1]), others[-1]] if others[1:] else others)
-        return self._refer(relation.page[statement.template]).replace("{o}", listed)
+        template = relation.page[statement.template]
+        return self._refer(template, brief=brief).replace("{o}", listed)
 
-    def _refer(self, template: str) -> str:
+    def _refer(self, template: str, *, brief: bool = False) -> str:
         """Fill in {p} {pp} {po}: the first by pronoun, noun or name, later ones by pronoun."""
         pronoun, possessive, object_form = self.pronouns
         roll = self.rng.random()
-        if roll < 0.5:
+        if brief or roll < 0.5:
             names = self.pronouns
         else:
             name = f"the {self.form}" if roll < 0.8 else _mark(self.page)

@@ -122,9 +122,9 @@ def from_json(entities: Entities, entity_of: dict[str, int], data: list[Any]) ->
             case ["follow", name, "forward" | "inverse" as way, arg]:
                 return Follow(schema.relation(name), parse(arg), way == "inverse")
             case ["both", left, right]:
-                sides = parse(left), parse(right)
-                if isinstance(sides[0], Follow) and isinstance(sides[1], Follow):
-                    return Both(*sides)
+                one, other = parse(left), parse(right)
+                if isinstance(one, Follow) and isinstance(other, Follow):
+                    return Both(one, other)
             case ["extreme", name, "more" | "less" as way, left, right]:
                 return Extreme(schema.relation(name), way == "more", parse(left), parse(right))
         raise DataError(f"not a query of this world: {node!r}")

@@ -16,6 +16,7 @@ from typing import Any
 from spaniel.errors import DataError
 
 TABLES = ("people", "places", "works", "groups", "things")
+WORDINGS = ("page", "np", "ask", "inverse", "more", "less")
 NUMERIC = ("year", "number")
 MAX_TEMPLATES = 255
 """A template's number fits a byte."""
@@ -127,13 +128,13 @@ class Schema:
 @cache
 def load_schema() -> Schema:
     """The tables, read and checked. Raises ``DataError`` when one contradicts itself."""
-    base = _read("kinds")
+    base = read_table("kinds")
     kinds = tuple(
         Kind(name=name, **{k: _plain(v) for k, v in table.items()})
         for name, table in base["kinds"].items()
     )
     vocabularies = {name: tuple(words) for name, words in base["vocabularies"].items()}
-    rows = [row for table in TABLES for row in _read(table)["relations"]]
+    rows = [row for table in TABLES for row in read_table(table)["relations"]]
     relations = tuple(_relation(number, row) for number, row in enumerate(rows))
     distractors = {kind: _expand(lines) for kind, lines in base["distractors"].items()}
     schema = Schema(
@@ -143,8 +144,9 @@ def load_schema() -> Schema:
     return schema
 
 
-def _read(table: str) -> dict[str, Any]:
-    file = resources.files("spaniel.world") / "prose" / f"{table}.toml"
+def read_table(name: str) -> dict[str, Any]:
+    """One of the TOML tables in ``prose``."""
+    file = resources.files("spaniel.world") / "prose" / f"{name}.toml"
     return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
@@ -153,8 +155,9 @@ def _plain(value: Any) -> Any:
 
 
 def _relation(number: int, row: dict[str, Any]) -> Relation:
-    texts = {k: _expand(row[k]) for k in ("page", "np", "ask", "inverse", "more", "less") if k in row}
-    return Relation(number=number, **{k: _plain(v) for k, v in row.items()} | texts)
+    fields = {key: _plain(value) for key, value in row.items()}
+    fields |= {key: _expand(row[key]) for key in WORDINGS if key in row}
+    return Relation(number=number, **fields)
 
 
 def _expand(lines: Iterable[str]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ MIN_FACTS, MAX_FACTS = 4, 6
 """Relations of one subject."""
 AGE_GAP = 0.08
 """Least difference in age where a relation wants an older object; ages are in [0, 1)."""
-DULL_WORDS = frozenset("the of and for".split())
+DULL_WORDS = frozenset({"the", "of", "and", "for"})
 
 Pairs = tuple[Ints, Ints]
 

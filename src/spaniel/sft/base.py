@@ -1,0 +1,197 @@
+"""Train the small default policy from random weights (``spaniel sft base``).
+
+    worlds -> tokenizer -> demonstrations -> [copying] -> [short questions] -> [all questions]
+
+The order is what makes so small a model learn at all: sequences that repeat teach it to copy,
+short questions to use a name it read, long ones to keep going.
+"""
+
+import asyncio
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spaniel.config import BaseConfig, Recipe
+from spaniel.env.episode import Environment
+from spaniel.index.build import build_index, open_index
+from spaniel.learner import Learner
+from spaniel.progress import say, track
+from spaniel.renderer import ChatRenderer, Renderer
+from spaniel.rollout import Runner, seed_of
+from spaniel.sft.demonstrate import LabelTeacher
+from spaniel.sft.tokenizer import train_tokenizer
+from spaniel.sft.train import cross_entropy
+from spaniel.store import iter_lines
+from spaniel.types import Question, TrainingSample, Trajectory
+from spaniel.world import generate_world
+
+TOKENIZER_WORLDS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """The token ledger of one demonstration, compact: a corpus of them fits in memory."""
+
+    token_ids: NDArray[np.uint16]
+    own: NDArray[np.bool_]
+    """True at the teacher's tokens."""
+    hops: int
+
+
+def world_seeds(cfg: BaseConfig) -> range:
+    """Seeds of the worlds that this base learns from."""
+    return range(cfg.first_seed, cfg.first_seed + cfg.num_worlds)
+
+
+def base_tokenizer(recipe: Recipe, cfg: BaseConfig) -> Any:
+    """Trained on pages, questions and prompts of the first worlds, and on ``extra_texts``."""
+    return train_tokenizer(_tokenizer_texts(recipe, cfg), cfg.vocab_size)
+
+
+def _tokenizer_texts(recipe: Recipe, cfg: BaseConfig) -> Iterator[str]:
+    for seed in world_seeds(cfg)[:TOKENIZER_WORLDS]:
+        world = generate_world(cfg.pages, seed)
+        for document in world.documents():
+            yield f"{document.title}\n{document.text}"
+        for question in world.questions(cfg.questions, seed=seed):
+            yield question.text
+            yield 'search("") read("") report(["", ""])'
+    for path in cfg.extra_texts:
+        for _, row in iter_lines(path):
+            yield f"{row.get('title', '')}\n{row['text']}"
+
+
+def base_demonstrations(
+    recipe: Recipe, cfg: BaseConfig, renderer: Renderer
+) -> list[Demonstration]:
+    """The label teacher's walks through every world."""
+    out: list[Demonstration] = []
+    for seed in track(world_seeds(cfg), "worlds", cfg.num_worlds, "worlds"):
+        out += _world_demonstrations(recipe, cfg, renderer, seed)
+    return out
+
+
+def _world_demonstrations(
+    recipe: Recipe, cfg: BaseConfig, renderer: Renderer, seed: int
+) -> list[Demonstration]:
+    world = generate_world(cfg.pages, seed)
+    short = cfg.questions // 4
+    questions = [
+        *world.questions(short, seed=seed, min_hops=1, max_hops=1),
+        *world.questions(cfg.questions - short, seed=seed, min_hops=2, max_hops=5),
+    ]
+    questions = [_renamed(q, i) for i, q in enumerate(questions)]
+    with tempfile.TemporaryDirectory() as folder:
+        build_index(world.documents(), Path(folder) / "index", recipe.index)
+        engine = open_index(
+            Path(folder) / "index", recipe.index, snippet_words=recipe.env.snippet_words
+        )
+        environment = Environment(engine, recipe.env)
+        teacher = LabelTeacher(questions, environment, renderer, noise=cfg.noise, seed=seed)
+        runner = Runner(teacher, renderer, environment, recipe.reward)
+        trajectories = asyncio.run(_walk(runner, questions, seed))
+    by_qid = {q.qid: q for q in questions}
+    return [
+        Demonstration(
+            np.array(t.token_ids, dtype=np.uint16), np.array(t.loss_mask), by_qid[t.qid].hops
+        )
+        for t in trajectories
+        if t.reward_parts.get("ndcg", 0.0) >= recipe_min_ndcg(recipe)
+    ]
+
+
+def recipe_min_ndcg(recipe: Recipe) -> float:
+    """Demonstrations below this nDCG are dropped."""
+    return recipe.sft.demonstrations.min_reward if recipe.sft is not None else 0.7
+
+
+def _renamed(question: Question, number: int) -> Question:
+    from dataclasses import replace
+
+    return replace(question, qid=f"b{number}")
+
+
+async def _walk(runner: Runner, questions: Sequence[Question], seed: int) -> list[Trajectory]:
+    return [await runner.trajectory(q, seed=seed_of(seed, q.qid), name=f"{q.qid}/0") for q in questions]
+
+
+def train_base(
+    learner: Learner,
+    demonstrations: Sequence[Demonstration],
+    cfg: BaseConfig,
+    *,
+    vocab_size: int,
+    seed: int,
+    on_step: Callable[[int, dict[str, float]], None],
+) -> None:
+    """Train for ``cfg.minutes``; the learning rate and the curriculum follow the clock.
+
+    The number of steps is estimated from the first ones and corrected as the run goes, so
+    that the cosine ends where the time does.
+    """
+    rng = random.Random(seed)
+    easy = [d for d in demonstrations if d.hops <= 2]
+    deadline = time.perf_counter() + cfg.minutes * 60
+    started = time.perf_counter()
+    step = 0
+    while (now := time.perf_counter()) < deadline:
+        done = (now - started) / (cfg.minutes * 60)
+        learner.set_progress(done)
+        if step < cfg.copy_steps:
+            samples = copy_samples(cfg.trajectories_per_step * 2, vocab_size, rng)
+        else:
+            pool = easy if done < cfg.easy_frac else demonstrations
+            chosen = [rng.choice(pool) for _ in range(cfg.trajectories_per_step)]
+            samples = demonstration_samples(chosen, cfg.observation_loss_weight)
+        step += 1
+        metrics = learner.step(samples, cross_entropy)
+        on_step(step, {**metrics, "progress": done})
+    say(f"base: {step} steps in {cfg.minutes:g} minutes")
+
+
+def copy_samples(count: int, vocab_size: int, rng: random.Random) -> list[TrainingSample]:
+    """Random pieces that come again: predicting the second time is copying the first."""
+    samples = []
+    for _ in range(count):
+        pieces = [
+            [rng.randrange(3, vocab_size) for _ in range(rng.randint(3, 12))] for _ in range(6)
+        ]
+        ids = [token for piece in pieces for token in piece]
+        num_first = len(ids)
+        for _ in range(10):
+            ids += rng.choice(pieces)
+        weight = 1.0 / (count * (len(ids) - num_first))
+        weights = [0.0] * num_first + [weight] * (len(ids) - num_first)
+        samples.append(
+            TrainingSample(
+                token_ids=tuple(ids), weights=tuple(weights), sampler_logprobs=(0.0,) * len(ids)
+            )
+        )
+    return samples
+
+
+def demonstration_samples(
+    demonstrations: Sequence[Demonstration], observation_weight: float
+) -> list[TrainingSample]:
+    """Weight 1 / N on the teacher's tokens, a share of it on what it was shown."""
+    own = 1.0 / sum(int(d.own.sum()) for d in demonstrations)
+    return [
+        TrainingSample(
+            token_ids=tuple(d.token_ids.tolist()),
+            weights=tuple(np.where(d.own, own, own * observation_weight).tolist()),
+            sampler_logprobs=(0.0,) * len(d.token_ids),
+        )
+        for d in demonstrations
+    ]
+
+
+def make_renderer(tokenizer: Any) -> ChatRenderer:
+    """The renderer of the base's own tokenizer."""
+    return ChatRenderer(tokenizer)

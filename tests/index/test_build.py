@@ -1,0 +1,118 @@
+import json
+
+import pytest
+
+from spaniel.config import IndexConfig
+from spaniel.errors import ArtifactError, ConfigError, DataError
+from spaniel.index import build
+from spaniel.index.build import build_index, open_index
+from tests.index.conftest import document
+
+DOCS = [document("a", "red apples"), document("b", "green pears " * 60), document("c", "", "Empty")]
+
+
+def test_the_manifest_counts_documents_and_passages(tmp_path):
+    manifest = build_index(DOCS, tmp_path / "i", IndexConfig())
+    # 120 words are a passage of 100 and, from word 50 on, one of 70; an empty text has none.
+    assert (manifest["num_documents"], manifest["num_passages"]) == (3, 3)
+    assert manifest == json.loads((tmp_path / "i/manifest.json").read_text())
+
+
+def test_documents_are_streamed(tmp_path):
+    assert build_index(iter(DOCS), tmp_path / "i", IndexConfig())["num_documents"] == 3
+
+
+def test_a_build_that_dies_leaves_the_old_index(tmp_path):
+    def dying():
+        yield document("x", "new apples")
+        raise OSError("disk")
+
+    build_index(DOCS, tmp_path / "i", IndexConfig())
+    with pytest.raises(OSError, match="disk"):
+        build_index(dying(), tmp_path / "i", IndexConfig())
+    assert [hit.docid for hit in open_index(tmp_path / "i").search("apples", 5)] == ["a"]
+    assert [path.name for path in tmp_path.iterdir()] == ["i"]
+
+
+def test_a_build_that_dies_while_indexing_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "write_views", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        build_index(DOCS, tmp_path / "i", IndexConfig())
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ArtifactError, match="run `spaniel index` first"):
+        open_index(tmp_path / "i")
+
+
+def test_an_open_index_answers_while_a_new_one_takes_its_place(tmp_path):
+    build_index(DOCS, tmp_path / "i", IndexConfig())
+    old = open_index(tmp_path / "i")
+    build_index([document("z", "apples")], tmp_path / "i", IndexConfig())
+    assert [hit.docid for hit in old.search("apples", 5)] == ["a"]
+    assert [hit.docid for hit in open_index(tmp_path / "i").search("apples", 5)] == ["z"]
+
+
+def test_the_fingerprint_changes_with_content_and_settings_only(tmp_path):
+    def fingerprint(docs, **settings):
+        return build_index(docs, tmp_path / "i", IndexConfig(**settings))["fingerprint"]
+
+    first = fingerprint(DOCS)
+    assert fingerprint(DOCS[::-1]) == first
+    assert fingerprint(DOCS, encoder="other") == first
+    changed = {
+        fingerprint(DOCS[:2]),
+        fingerprint([*DOCS[:2], document("c", "", "empty")]),
+        fingerprint(DOCS, language="none"),
+        fingerprint(DOCS, passage_words=90),
+        fingerprint(DOCS, passage_stride_words=40),
+        fingerprint(DOCS, rank_constant=60),
+        fingerprint(DOCS, weight_title=0.5),
+    }
+    assert len(changed | {first}) == 8
+
+
+def test_the_engine_has_its_own_fingerprint_with_the_snippet_length(tmp_path):
+    build_index(DOCS, tmp_path / "i", IndexConfig())
+    prints = [open_index(tmp_path / "i", snippet_words=n).fingerprint for n in (48, 48, 10)]
+    assert prints[0] == prints[1] != prints[2]
+
+
+def test_fusion_can_be_chosen_at_opening_but_not_the_analysis(tmp_path):
+    build_index(DOCS, tmp_path / "i", IndexConfig())
+    engine = open_index(tmp_path / "i", IndexConfig(rank_constant=60))
+    assert engine.search("apples", 1)[0].score == pytest.approx(1.75 / 61)
+    with pytest.raises(ArtifactError, match=r"built with index\.language english, wanted none"):
+        open_index(tmp_path / "i", IndexConfig(language="none"))
+
+
+@pytest.mark.parametrize("name", ["format", "analysis", "tantivy"])
+def test_an_index_of_another_version_is_refused(tmp_path, name):
+    build_index(DOCS, tmp_path / "i", IndexConfig())
+    path = tmp_path / "i/manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["versions"][name] = "old"
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(ArtifactError, match=rf"made with {name} old.*run `spaniel index` again"):
+        open_index(tmp_path / "i")
+
+
+def test_counts_that_differ_from_the_manifest_are_refused(tmp_path):
+    build_index(DOCS, tmp_path / "i", IndexConfig())
+    path = tmp_path / "i/manifest.json"
+    path.write_text(path.read_text().replace('"num_passages": 3', '"num_passages": 4'))
+    with pytest.raises(ArtifactError, match="must number"):
+        open_index(tmp_path / "i")
+
+
+def test_a_damaged_engine_directory_is_an_artifact_error(tmp_path):
+    build_index(DOCS, tmp_path / "i", IndexConfig())
+    (tmp_path / "i/passages/meta.json").unlink()
+    with pytest.raises(ArtifactError, match="passages is no readable index"):
+        open_index(tmp_path / "i")
+
+
+def test_wrong_documents_and_settings_are_refused(tmp_path):
+    with pytest.raises(DataError, match="'a' comes twice"):
+        build_index([*DOCS, DOCS[0]], tmp_path / "i", IndexConfig())
+    with pytest.raises(ConfigError, match="passage_stride_words must be <="):
+        build_index(DOCS, tmp_path / "i", IndexConfig(passage_words=10))
+    assert list(tmp_path.iterdir()) == []
