@@ -9,21 +9,12 @@ from hypothesis import strategies as st
 from spaniel.errors import ConfigError, QueryError
 from spaniel.index.engine import SearchEngine
 from spaniel.index.fusion import rrf
-from tests.index.conftest import document
-
-CORPUS = [
-    document("apple", "The apple is a fruit. It grows on trees.", "Apple", "https://fruit.org/a"),
-    document("pear", "A pear is a fruit too, like the apple.", "Pear", "https://www.fruit.org/p"),
-    document("inc", "Apple makes phones. Who founded it?", "Apple Inc.", "http://eu.shop.com/1"),
-    document("who", "The Who are a band from London.", "The Who", "http://notshop.com/"),
-    document("bank", "He worked at the bank of America until 1990.", "", ""),
-    document("river", "The bank, in America, is near a river bank.", "River", ""),
-]
+from tests.index.conftest import FRUIT, document
 
 
 @pytest.fixture
-def engine(engine_of):
-    return engine_of(CORPUS)
+def engine(fruit_engine):
+    return fruit_engine
 
 
 def found(engine, query, k=10):
@@ -93,7 +84,7 @@ def test_search_fuses_the_three_views_by_weighted_reciprocal_rank(engine):
 
 
 def test_a_view_of_weight_zero_takes_no_part(engine_of):
-    engine = engine_of(CORPUS, weight_document=0, weight_passage=0)
+    engine = engine_of(FRUIT, weight_document=0, weight_passage=0)
     assert found(engine, "fruit") == []
     assert found(engine, "pear fruit") == ["pear"]
 
@@ -178,8 +169,8 @@ def test_engine_syntax_in_a_query_is_text(engine):
 
 @settings(max_examples=150, deadline=None)
 @given(query=st.text(st.characters(), max_size=40))
-def test_no_query_breaks_the_engine(query, tmp_path_factory):
-    engine = _shared(tmp_path_factory)
+def test_no_query_breaks_the_engine(fruit_engine, query):
+    engine = fruit_engine
     try:
         hits = engine.search(query, 3)
     except QueryError:
@@ -187,20 +178,6 @@ def test_no_query_breaks_the_engine(query, tmp_path_factory):
         return
     assert len({h.docid for h in hits}) == len(hits) <= 3
     assert all(h.snippet in engine.read(h.docid).text for h in hits)
-
-
-_SHARED = []
-
-
-def _shared(tmp_path_factory):
-    from spaniel.config import IndexConfig
-    from spaniel.index.build import build_index, open_index
-
-    if not _SHARED:
-        directory = tmp_path_factory.mktemp("shared") / "index"
-        build_index(CORPUS, directory, IndexConfig())
-        _SHARED.append(open_index(directory))
-    return _SHARED[0]
 
 
 def test_a_second_site_is_a_query_error(engine):
@@ -216,14 +193,14 @@ def test_k_below_one_and_unknown_views_are_refused(engine):
 
 
 def test_reading_gives_the_document_and_a_key_error_for_others(engine):
-    assert engine.read_batch(["who", "bank"]) == [CORPUS[3], CORPUS[4]]
+    assert engine.read_batch(["who", "bank"]) == [FRUIT[3], FRUIT[4]]
     with pytest.raises(KeyError):
         engine.read("nope")
 
 
 def test_hits_carry_snippets_unless_they_are_switched_off(engine_of):
-    assert engine_of(CORPUS, name="a").search("phones", 1)[0].snippet == CORPUS[2].text
-    assert engine_of(CORPUS, name="b", snippet_words=0).search("phones", 1)[0].snippet == ""
+    assert engine_of(FRUIT, name="a").search("phones", 1)[0].snippet == FRUIT[2].text
+    assert engine_of(FRUIT, name="b", snippet_words=0).search("phones", 1)[0].snippet == ""
 
 
 def test_unspaced_scripts_match_by_neighbouring_characters(engine_of):

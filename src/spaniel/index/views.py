@@ -10,7 +10,8 @@ parents. Scores are BM25 with k1 = 1.2 and b = 0.75, which tantivy fixes, over d
 as tantivy rounds them (about three significant bits).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, cast
 
@@ -45,26 +46,42 @@ def write_views(documents: Iterable[Document], directory: Path, cfg: IndexConfig
     Raises:
         ConfigError: the language has no stemmer, or the stride is longer than a passage.
     """
-    analyzer = Analyzer(cfg.language)
+    num_passages = 0
+    with _writers(directory, Analyzer(cfg.language)) as (whole, parts):
+        for row, document in enumerate(documents):
+            sites = [("site", site) for site in host_suffixes(document.url)]
+            title = normalize(document.title)
+            # Two values of one field: no phrase reaches from the title into the text.
+            texts = [("body", title), ("body", normalize(document.text)), ("title", title)]
+            whole.add_document(_entry(row, texts + sites))
+            for passage in passages_of(
+                document, words=cfg.passage_words, stride=cfg.passage_stride_words
+            ):
+                text = normalize(document.text[passage.start : passage.end])
+                parts.add_document(_entry(row, [("text", text), *sites]))
+                num_passages += 1
+    return num_passages
+
+
+@contextmanager
+def _writers(
+    directory: Path, analyzer: Analyzer
+) -> Iterator[tuple[tantivy.IndexWriter, tantivy.IndexWriter]]:
+    """Writers of the documents and of the passages, committed at the end."""
     whole = _create(directory / "documents", ("body", "title"), analyzer)
     parts = _create(directory / "passages", ("text",), analyzer)
-    num_passages = 0
-    for row, document in enumerate(documents):
-        sites = [("site", site) for site in host_suffixes(document.url)]
-        title = normalize(document.title)
-        # Two values of one field: no phrase reaches from the title into the text.
-        texts = [("body", title), ("body", normalize(document.text)), ("title", title)]
-        whole.add_document(_entry(row, texts + sites))
-        for passage in passages_of(
-            document, words=cfg.passage_words, stride=cfg.passage_stride_words
-        ):
-            text = normalize(document.text[passage.start : passage.end])
-            parts.add_document(_entry(row, [("text", text), *sites]))
-            num_passages += 1
-    for writer in (whole, parts):
-        writer.commit()
-        writer.wait_merging_threads()
-    return num_passages
+    try:
+        yield whole, parts
+        for writer in (whole, parts):
+            writer.commit()
+    except BaseException:
+        # Else their threads would go on writing into a directory that is being removed.
+        for writer in (whole, parts):
+            writer.rollback()
+        raise
+    finally:
+        for writer in (whole, parts):
+            writer.wait_merging_threads()
 
 
 def _create(directory: Path, fields: Sequence[str], analyzer: Analyzer) -> tantivy.IndexWriter:

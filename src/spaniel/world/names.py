@@ -144,12 +144,14 @@ class NameMaker:
         return pool[int(len(pool) * self.rng.random() ** 1.6)]
 
     def _fresh_word(self, style: str) -> str:
-        return self._new(lambda: (self._stem_for_ending() + self._ending(style)).capitalize())
+        # Short names are tried first: a small model has to copy them.
+        tries = iter(range(MAX_TRIES))
+        return self._new(lambda: self._affixed(style, 1 + (next(tries) > 20)))
 
     def _word(self, style: str) -> str:
         """An affixed word, new among words, that is not yet a name of anything."""
-        for _ in range(MAX_TRIES):
-            word = (self._stem_for_ending() + self._ending(style)).capitalize()
+        for tried in range(MAX_TRIES):
+            word = self._affixed(style, 1 + (tried > 20))
             if word not in self._stems:
                 self._stems.add(word)
                 return word
@@ -158,8 +160,8 @@ class NameMaker:
     def _ending(self, style: str) -> str:
         return self.rng.choice(self._endings[style])
 
-    def _stem_for_ending(self) -> str:
-        return self._stem(1 if self.rng.random() < 0.7 else 2)
+    def _affixed(self, style: str, syllables: int) -> str:
+        return (self._stem(syllables) + self._ending(style)).capitalize()
 
     def _stem(self, syllables: int) -> str:
         rng = self.rng
