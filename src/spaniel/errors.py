@@ -62,12 +62,15 @@ class RewardError(RolloutError):
 
 
 @contextmanager
-def boundary(error: type[RolloutError], what: str) -> Iterator[None]:
+def boundary(
+    error: type[RolloutError], what: str, *, passing: type[SpanielError] = RolloutError
+) -> Iterator[None]:
     """Name whatever breaks inside after the boundary it broke at.
 
     Args:
         error: the ``RolloutError`` subclass to raise.
         what: the operation, for the message: ``"search"``, ``"complete"``.
+        passing: an error that is no failure of what is inside, and passes through unchanged.
 
     Raises:
         RolloutError: any other exception from the body, chained. ``RolloutError`` passes
@@ -75,7 +78,7 @@ def boundary(error: type[RolloutError], what: str) -> Iterator[None]:
     """
     try:
         yield
-    except RolloutError:
+    except (RolloutError, passing):
         raise
     except Exception as cause:
         raise error(f"{what} failed: {type(cause).__name__}: {cause}") from cause

@@ -188,7 +188,7 @@ class ChatRenderer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Read sampled ids; see ``Renderer``. Ids that no token has read as nothing."""
         ids = list(token_ids)
-        if ids and ids[-1] in self.stop_ids:
+        if ids and ids[-1] == self.end_id:
             ids.pop()
         text: str = self._tokenizer.decode(
             ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
@@ -247,7 +247,7 @@ class ChatRenderer:
 
     def _plain(self, text: str) -> list[int]:
         """Encode text in which nothing is a special token."""
-        return self._encode(text, split_special_tokens=False)
+        return self._encode(text, split_special_tokens=True)
 
     def _encode(self, text: str, *, split_special_tokens: bool) -> list[int]:
         ids: list[int] = self._tokenizer.encode(

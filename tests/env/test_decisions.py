@@ -5,6 +5,7 @@ import pytest
 
 from spaniel.config import EnvConfig
 from spaniel.env.episode import Environment, Episode
+from spaniel.errors import QueryError
 from spaniel.types import FinishReason, Question
 from tests.doubles import WordEngine, lighthouse_documents
 
@@ -248,3 +249,15 @@ def test_23_several_reasons_to_refuse_a_turn_are_all_recorded_first_the_fatal_on
 @dialects
 def test_24_half_a_surrogate_pair_is_the_policys_mistake_not_a_broken_tool(dialect):
     assert turn(episode(dialect), search(dialect, "\ud83d")).errors == ("bad_argument",)
+
+
+@dialects
+def test_25_a_query_the_engine_cannot_read_is_the_policys_mistake(dialect):
+    class OneSite(WordEngine):
+        def search(self, query: str, k: int):
+            raise QueryError("a query can hold one site: filter, got 2")
+
+    ep = Environment(OneSite([]), EnvConfig(dialect=dialect)).episode(QUESTION, seed=1)
+    step = turn(ep, search(dialect, "site:a.org site:b.org"))
+    assert step.errors == ("bad_argument",)
+    assert "one site: filter" in step.observation

@@ -2,12 +2,12 @@ import itertools
 import json
 
 import pytest
+from tests.index.conftest import document
 
 from spaniel.config import IndexConfig
 from spaniel.errors import ArtifactError, ConfigError, DataError
 from spaniel.index import build
 from spaniel.index.build import build_index, open_index
-from tests.index.conftest import document
 
 DOCS = [document("a", "red apples"), document("b", "green pears " * 60), document("c", "", "Empty")]
 

@@ -5,11 +5,11 @@ import threading
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.index.conftest import FRUIT, document
 
 from spaniel.errors import ConfigError, QueryError
 from spaniel.index.engine import SearchEngine
 from spaniel.index.fusion import rrf
-from tests.index.conftest import FRUIT, document
 
 
 @pytest.fixture

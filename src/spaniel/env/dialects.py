@@ -98,7 +98,7 @@ def _has_call(dialect: Dialect, text: str, tools: Sequence[Tool]) -> bool:
 
 
 def _describe(tool: Tool, signature: str) -> str:
-    return f"{signature} - {tool.description}"
+    return f"{signature}: {tool.description}"
 
 
 # --- hermes -------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ class PlainDialect:
 
     def instructions(self, tools: Sequence[Tool]) -> str:
         """One line a tool."""
-        return "Tools, one call a turn:\n" + "\n".join(
+        return "One call a turn:\n" + "\n".join(
             _describe(tool, self._signature(tool)) for tool in tools
         )
 

@@ -7,14 +7,14 @@ from spaniel.config import EnvConfig
 from spaniel.env.aliases import UNKNOWN, Aliases
 from spaniel.env.dialects import DIALECTS, parse_turn
 from spaniel.env.tools import FINDER_TOOLS, CallError, CallProblem, Tool, check_call
-from spaniel.errors import ToolError, boundary
+from spaniel.errors import QueryError, ToolError, boundary
 from spaniel.index.engine import SearchEngine
 from spaniel.store import hash_of
 from spaniel.types import Document, FinishReason, Hit, Message, Question, ToolCall
 
 TASK = (
-    "Find the documents that together answer the question. You are graded on the documents, "
-    "not on an answer: report every document that is needed and no other."
+    "Find the documents that together answer the question. Report every document that is needed "
+    "and no other; the answer itself is not asked for."
 )
 
 
@@ -114,8 +114,11 @@ class Episode:
 
     def _search(self, query: str) -> tuple[Hit, ...]:
         started = time.perf_counter()
-        with boundary(ToolError, "search"):
-            hits = self.environment.engine.search(query, self.environment.cfg.max_results)
+        try:
+            with boundary(ToolError, "search", passing=QueryError):
+                hits = self.environment.engine.search(query, self.environment.cfg.max_results)
+        except QueryError as error:
+            raise CallError(CallProblem.BAD_ARGUMENT, str(error)) from None
         self.tool_s += time.perf_counter() - started
         return tuple(hits)
 

@@ -58,17 +58,17 @@ class Tool:
 
 SEARCH = Tool(
     name="search",
-    description="Find documents; gives titles, ids and excerpts.",
+    description="titles, ids and excerpts of matching documents",
     parameters=(Parameter(name="query", kind="string", description="words to look for"),),
 )
 READ = Tool(
     name="read",
-    description="Get the full text of one document.",
+    description="one document in full",
     parameters=(Parameter(name="doc_id", kind="string", description="an id from a search"),),
 )
 REPORT = Tool(
     name="report",
-    description="End the task with the ids of the documents that answer, best first.",
+    description="ends the task: ids of the documents, best first",
     parameters=(Parameter(name="doc_ids", kind="string_list", description="ids, each one once"),),
 )
 FINDER_TOOLS = (SEARCH, READ, REPORT)

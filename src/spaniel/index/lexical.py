@@ -7,7 +7,7 @@ from spaniel.config import IndexConfig
 from spaniel.errors import ConfigError
 from spaniel.index.analysis import Analyzer
 from spaniel.index.fusion import MIN_DEPTH, rrf
-from spaniel.index.query import parse_query
+from spaniel.index.query import parse_query, plain_query
 from spaniel.index.snippet import Snippets
 from spaniel.index.texts import TextStore
 from spaniel.index.views import VIEWS, View, Views
@@ -61,7 +61,7 @@ class LexicalEngine:
         ]
         # Rows are in docid order: ties by row are ties by docid.
         fused = rrf(rankings, self._rank_constant, self._weights)
-        return self._hits(fused[:k], self.snippets.of_query(parsed))
+        return self.hits(fused[:k], self.snippets.of_query(parsed))
 
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         """``search`` for each query, in order."""
@@ -70,16 +70,16 @@ class LexicalEngine:
     def search_view(self, view: View, query: str, k: int) -> list[Hit]:
         """At most ``k`` documents by the BM25 of one view, without snippets.
 
-        ``document`` is plain BM25 over title and text.
+        ``document`` is plain BM25 over title and text. The query is plain text here, such as a
+        question as somebody wrote it: quotes and ``site:`` have no meaning.
 
         Raises:
-            QueryError: the query holds more than one ``site:``.
             ConfigError: there is no such view, or ``k`` is below 1.
         """
         _check_k(k)
         if view not in VIEWS:
             raise ConfigError(f"view must be one of {', '.join(VIEWS)}, got {view!r}")
-        return self._hits(self.views.rank(view, parse_query(query), k), None)
+        return self.hits(self.views.rank(view, plain_query(query), k), None)
 
     def read(self, docid: str) -> Document:
         """The whole document. Raises ``KeyError`` when the index has no such docid."""
@@ -89,9 +89,10 @@ class LexicalEngine:
         """``read`` for each docid, in order."""
         return [self.texts.read(docid) for docid in docids]
 
-    def _hits(
+    def hits(
         self, ranked: Sequence[tuple[int, float]], excerpt: Callable[[str], str] | None
     ) -> list[Hit]:
+        """Hits of (row, score) pairs, best first; ``excerpt`` cuts the snippet from a text."""
         hits = []
         for rank, (row, score) in enumerate(ranked, start=1):
             snippet = excerpt(self.texts.read_row(row).text) if excerpt else ""

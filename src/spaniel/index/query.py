@@ -72,6 +72,11 @@ def parse_query(text: str) -> Query:
     )
 
 
+def plain_query(text: str) -> Query:
+    """All words of a text as keywords; no quotes, no site."""
+    return Query(keywords=tuple(_NOT_TEXT.sub(" ", text).split()))
+
+
 def host_of(url: str) -> str:
     """The host of a URL or bare address: lower case, no port, no ``www.``; "" when there is none.
 

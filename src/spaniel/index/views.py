@@ -138,7 +138,13 @@ class Views:
         if built is None:
             return []
         # Neighbouring passages overlap, so a parent's passages tend to come together.
-        return index.top_rows(built, k, limit=2 * k if view == "passage" else k)
+        return index.top_rows(built, k, at_first=2 * k if view == "passage" else k)
+
+    def rows_of_site(self, site: str) -> list[int]:
+        """Ascending rows of the documents from a domain and its subdomains."""
+        query = tantivy.Query.term_query(self._documents.schema, "site", site, index_option="basic")
+        ranked = self._documents.top_rows(_unscored(query), self.num_documents)
+        return [row for row, _ in ranked]
 
 
 class _OpenIndex:
@@ -157,8 +163,11 @@ class _OpenIndex:
         self.searcher = index.searcher()
         self.num_rows = self.searcher.num_docs
 
-    def top_rows(self, query: tantivy.Query, k: int, limit: int) -> list[tuple[int, float]]:
-        """The best ``k`` rows, each at its best score; ``limit`` hits are fetched to begin with."""
+    def top_rows(
+        self, query: tantivy.Query, k: int, at_first: int | None = None
+    ) -> list[tuple[int, float]]:
+        """The best ``k`` (row, score), each row once; ``at_first`` hits are fetched to begin."""
+        limit = at_first or k
         while True:
             hits = self.searcher.search(query, limit, count=False).hits
             addresses = [address for _, address in hits]

@@ -51,7 +51,7 @@ class Run:
     length: int
     """Positions read of each."""
     mask: Tensor | None
-    """bool [num_slots, 1, 1, length], or None when all is read."""
+    """[num_slots, 1, 1, length] added to the scores, or None when all is read."""
     tokens: Tensor
     """[num_slots] packed token of each slot; any for a slot that is not in the pass."""
     members: Tensor | None
@@ -61,9 +61,9 @@ class Run:
 class Layout:
     """Where everything of one forward pass lies. Decoding chunks must come first, by slot."""
 
-    def __init__(self, chunks: Sequence[Chunk], device: torch.device) -> None:
+    def __init__(self, chunks: Sequence[Chunk], device: torch.device, dtype: torch.dtype) -> None:
         self.chunks = chunks
-        self.device = device
+        self.device, self.dtype = device, dtype
         self.sizes = [len(chunk.token_ids) for chunk in chunks]
         self.offsets = [0]
         for size in self.sizes:
@@ -85,22 +85,22 @@ class Layout:
         self.positions_T = self.within_T + starts_R[self.chunk_T]
         self.slots_T = self.slots_R[self.chunk_T]
         self.last_R = self.offsets_R + sizes_R - 1
-        self.runs = _runs(chunks[: self.num_decoding], device)
-        self._masks: dict[int, Tensor | None] = {}
+        self.runs = _runs(chunks[: self.num_decoding], device, dtype)
+        self._masks: dict[int, Tensor] = {}
         self._taps: dict[int, tuple[Tensor, Tensor]] = {}
 
     def mask(self, number: int, groups: int) -> Tensor | None:
-        """bool [groups * n, length] of a chunk whose query heads are stacked by group.
+        """[groups * n, length] added to the scores of a chunk whose query heads are stacked.
 
         None for a chunk with nothing cached before it: plain causal attention.
         """
-        if number not in self._masks:
-            chunk = self.chunks[number]
+        chunk = self.chunks[number]
+        if chunk.start and number not in self._masks:
             queries = torch.arange(chunk.start, chunk.end, device=self.device)
             keys = torch.arange(chunk.end, device=self.device)
             seen = keys[None, :] <= queries[:, None]
-            self._masks[number] = seen.repeat(groups, 1) if chunk.start else None
-        return self._masks[number]
+            self._masks[number] = _added(seen, self.dtype).repeat(groups, 1)
+        return self._masks.get(number)
 
     def taps(self, width: int) -> tuple[Tensor, Tensor]:
         """Rows of ``cat([states [R * (W - 1)], inputs [T]])`` that a causal convolution reads.
@@ -126,7 +126,15 @@ class Layout:
         return self._taps[width]
 
 
-def _runs(chunks: Sequence[Chunk], device: torch.device) -> list[Run]:
+def _added(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where seen, -inf elsewhere. Made once a pass: a bool mask is turned into this by every
+    attention call."""
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(
+        ~seen, float("-inf")
+    )
+
+
+def _runs(chunks: Sequence[Chunk], device: torch.device, dtype: torch.dtype) -> list[Run]:
     """Cut decoding chunks into runs: join neighbours while reading the surplus is cheaper than
     another call."""
     merge_cost = MERGE_COST.get(device.type, MERGE_COST["cuda"])
@@ -144,10 +152,16 @@ def _runs(chunks: Sequence[Chunk], device: torch.device) -> list[Run]:
         first, length = i, chunk.end
     if chunks:
         spans.append((first, len(chunks), length))
-    return [_run(chunks[a:b], a, longest, device) for a, b, longest in spans]
+    return [_run(chunks[a:b], a, longest, device, dtype) for a, b, longest in spans]
 
 
-def _run(chunks: Sequence[Chunk], first_token: int, length: int, device: torch.device) -> Run:
+def _run(
+    chunks: Sequence[Chunk],
+    first_token: int,
+    length: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Run:
     first = chunks[0].slot
     num_slots = chunks[-1].slot - first + 1
     lengths, tokens = [1] * num_slots, [first_token] * num_slots
@@ -158,7 +172,7 @@ def _run(chunks: Sequence[Chunk], first_token: int, length: int, device: torch.d
     if min(lengths) < length:
         positions = torch.arange(length, device=device)
         ends = torch.tensor(lengths, device=device)
-        mask = (positions < ends[:, None])[:, None, None, :]
+        mask = _added(positions < ends[:, None], dtype)[:, None, None, :]
     members = None
     if len(chunks) < num_slots:
         members = torch.tensor([chunk.slot - first for chunk in chunks], device=device)

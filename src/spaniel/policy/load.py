@@ -77,7 +77,8 @@ def random_tiny(vocab_size: int, *, seed: int) -> Any:
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Lfm2ForCausalLM(tiny_config(vocab_size)).eval()
+        model: Any = Lfm2ForCausalLM(tiny_config(vocab_size))
+        return model.eval()
 
 
 def add_lora(model: Any, cfg: LoraConfig, *, seed: int) -> Any:
@@ -94,7 +95,7 @@ def add_lora(model: Any, cfg: LoraConfig, *, seed: int) -> Any:
     targets = cfg.target_modules
     settings = peft.LoraConfig(
         r=cfg.rank,
-        lora_alpha=cfg.alpha,
+        lora_alpha=cfg.alpha,  # type: ignore[arg-type]
         target_modules=targets if isinstance(targets, str) else list(targets),
         task_type="CAUSAL_LM",
     )

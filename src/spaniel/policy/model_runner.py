@@ -75,7 +75,7 @@ class ModelRunner:
         ConfigError: the model has layers whose memory the cache cannot hold; names them.
     """
 
-    def __init__(self, model: nn.Module, *, max_slots: int) -> None:
+    def __init__(self, model: Any, *, max_slots: int) -> None:
         # LoRA lives inside the layers, so the unwrapped model still calls the adapters.
         self.model: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._check_declared(model)
@@ -85,11 +85,11 @@ class ModelRunner:
         self._configs = list({id(config): config for config in configs}.values())
         self._cache_argument = _cache_argument(self.model)
         self.cache = SlotCache(max_slots)
-        self.device: torch.device = next(self.model.parameters()).device
-        self.vocab_size: int = self.model.get_input_embeddings().num_embeddings
-        self.max_positions: int | None = getattr(
-            self.model.config, "max_position_embeddings", None
-        )
+        embedding = self.model.get_input_embeddings().weight
+        self.device: torch.device = embedding.device
+        self.dtype: torch.dtype = embedding.dtype
+        self.vocab_size: int = embedding.shape[0]
+        self.max_positions: int | None = getattr(self.model.config, "max_position_embeddings", None)
         self._check_layers()
 
     @property
@@ -117,7 +117,7 @@ class ModelRunner:
             float32 [R, V] behind the last token of each chunk, or [T, V] behind every token.
         """
         cache = cache or self.cache
-        layout = cache.layout = Layout(chunks, self.device)
+        layout = cache.layout = Layout(chunks, self.device, self.dtype)
         ids = torch.tensor([i for chunk in chunks for i in chunk.token_ids], device=self.device)
         with self._lent():
             output = self.model(
@@ -155,7 +155,7 @@ class ModelRunner:
                 if method is not None:
                     module.forward = method
 
-    def _check_declared(self, model: nn.Module) -> None:
+    def _check_declared(self, model: Any) -> None:
         """Refuse what the configuration says the engine cannot run."""
         config = self.model.config
         name = type(self.model).__name__

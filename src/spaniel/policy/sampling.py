@@ -73,6 +73,8 @@ def _inverse_cdf(probs_RV: Tensor, uniform_R: Tensor) -> Tensor:
     cdf_RV = probs_RV.cumsum(-1, dtype=torch.float64)
     total_R = cdf_RV[:, -1]
     # Strictly below the total, so that the token found has probability above 0.
-    target_R = torch.minimum(uniform_R * total_R, torch.nextafter(total_R, torch.zeros_like(total_R)))
+    target_R = torch.minimum(
+        uniform_R * total_R, torch.nextafter(total_R, torch.zeros_like(total_R))
+    )
     found_R = torch.searchsorted(cdf_RV, target_R[:, None], right=True)[:, 0]
     return found_R.clamp_(max=probs_RV.shape[-1] - 1)

@@ -10,6 +10,7 @@ time-outs: the same requests, seeds and weights give the same batches and the sa
 """
 
 import asyncio
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -173,7 +174,7 @@ class TorchEngine:
         single = max(last - PROBE_SINGLE_TOKENS, 0)
         cuts = sorted({0, single // 2, *range(single, last + 1)})
         parts = []
-        for start, end in zip(cuts, cuts[1:], strict=False):
+        for start, end in itertools.pairwise(cuts):
             chunk = Chunk(slot=0, start=start, token_ids=token_ids[start:end])
             parts.append(self._runner.forward([chunk], keep="all", cache=cache))
         logprobs = torch.cat(parts).log_softmax(-1)

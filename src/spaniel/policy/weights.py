@@ -43,8 +43,6 @@ def merged_weights(model: Any) -> dict[str, Tensor]:
     W + (alpha / rank) B A (https://arxiv.org/abs/2106.09685, eq. 3). The model is not
     changed. Load it into a second, plain model to sample without the adapters' overhead.
     """
-    from peft.tuners.lora import LoraLayer
-
     base = model.get_base_model()
     merged = {}
     for name, value in base.state_dict().items():
@@ -53,8 +51,7 @@ def merged_weights(model: Any) -> dict[str, Tensor]:
         owner, _, leaf = name.rpartition(".base_layer.")
         value = value.detach().clone()
         if owner and leaf == "weight":
-            layer = base.get_submodule(owner)
-            assert isinstance(layer, LoraLayer)
+            layer: Any = base.get_submodule(owner)
             for adapter in layer.active_adapters:
                 value += layer.get_delta_weight(adapter).to(value.dtype)
         merged[name.replace(".base_layer.", ".")] = value

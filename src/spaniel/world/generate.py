@@ -73,7 +73,7 @@ def generate_world(pages: int, seed: int) -> World:
     """A world of exactly so many pages.
 
     Args:
-        pages: at least 200. 200,000 pages take under a minute and about 1 GB.
+        pages: at least 200. Facts lie in arrays and texts are written on demand.
         seed: 0 or more.
     """
     if pages < MIN_PAGES:

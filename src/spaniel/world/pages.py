@@ -108,12 +108,14 @@ class _Writer:
     def idle(self, count: int) -> None:
         """Add ``count`` idle sentences, fewer on a full page and more on a short one."""
         tables = self.entities.schema.distractors
-        lines = tables["any"] + tables.get(self.kind.name, ())
-        for line in self.rng.sample(lines, 5):
+        everyone = range(len(self.entities))
+        peers = self.entities.ranges[self.entities.kind[self.page]]
+        own = tables.get(self.kind.name, ())
+        for line in self.rng.sample(tables["any"] + own, 5):
             if self.num_words > FULL_WORDS or (count <= 0 and self.num_words >= MIN_WORDS):
                 return
             count -= 1
-            other = self.rng.randrange(len(self.entities))
+            other = self.rng.choice(peers if line in own else everyone)
             if other != self.page:
                 self._add(self._refer(line).replace("{x}", _mark(other)))
 

@@ -1,7 +1,7 @@
 """From a query to an English question.
 
-For each fact the wording looks at the sentence that states it: half of the time it takes
-words that the sentence does not use, so that matching words alone does not find the page.
+For each fact the wording looks at the sentence that states it. About half of the time it
+takes words that the sentence does not use, so that matching words alone does not find the page.
 """
 
 import re
@@ -13,11 +13,15 @@ from spaniel.world.facts import Fact, Facts
 from spaniel.world.pages import plan_page
 from spaniel.world.queries import Anchor, Both, Extreme, Follow, Query, evaluate, only
 
-PARAPHRASE_FRAC = 0.5
-"""Chance that a relation is asked for in none of the words of its page."""
+PARAPHRASE_FRAC = 0.2
+"""Chance of asking in none of the page's words although a wording with some of them exists.
+
+Many sentences have no such wording; with them about half of all relations are asked for in
+other words than their page's.
+"""
 QUALIFY_FRAC = 0.3
 """Chance that a name that needs no qualifier has one."""
-HEAVY_WORDS = 6
+HEAVY_WORDS = 10
 """A longer phrase stands at the end of its clause, so that clauses do not nest in the middle."""
 OPENERS = ("Consider {x}: ", "Take {x}. ", "Think of {x}. ", "This is about {x}. ", "Given {x}, ")
 THING_WRAPS = ("what is the name of {x}?", "name {x}.", "identify {x}.", "what is {x} called?")
@@ -27,20 +31,18 @@ WHICH = ("of {a} and {b}, which {p}?", "which {p}: {a} or {b}?", "{a} or {b}: wh
 WHICHEVER = ("whichever of {a} and {b} {p}", "the one of {a} and {b} that {p}")
 COMPARE = ("compare {a} and {b}. ", "take {a} and {b}. ", "look at {a} and {b}. ")
 RELATIVE = ("who ", "whose ", "that ", "to whom ", "of which ", "in which ", "where ")
-COMMON = frozenset(
-    """
-    a an and are as at be been by did do does for from had has have how in into is it its of on
-    one or out that the their them this to under up was were what when where which who whom
-    whose with
-    """.split()
-)
+COMMON = """
+a an and are as at be been by did do does for from had has have how in into is it its of on one
+or out that the their them this to under up was were what when where which who whom whose with
+"""
+"""Words that carry no meaning of their own."""
 
 
 @cache
 def content_words(template: str) -> frozenset[str]:
     """The stems of a template that carry meaning."""
     words = re.findall(r"[a-z]+", re.sub(r"\{\w+\}", " ", template.lower()))
-    return frozenset(re.sub(r"(ing|ed|es|er|s)$", "", w) for w in words if w not in COMMON)
+    return frozenset(re.sub(r"(ing|ed|es|er|s)$", "", w) for w in words if w not in COMMON.split())
 
 
 class Wording:

@@ -1,0 +1,273 @@
+"""The command line. Every command takes a recipe; ``--stage.field value`` overrides a setting.
+
+Heavy libraries are imported by the commands that need them: ``spaniel --help`` is instant.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from spaniel import __version__
+from spaniel.config import Recipe, load_recipe, recipe_json, settings
+from spaniel.errors import ArtifactError, ConfigError, DataError, SpanielError
+from spaniel.progress import say
+
+QUICKSTART = Path(__file__).parent / "quickstart.toml"
+
+app = typer.Typer(
+    name="spaniel",
+    help="Train a small language model to search your documents, and measure that it worked.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+index_app = typer.Typer(help="Documents -> hits.", no_args_is_help=True)
+questions_app = typer.Typer(help="Where questions come from.", no_args_is_help=True)
+sft_app = typer.Typer(help="Demonstrations -> policy.", no_args_is_help=True)
+app.add_typer(index_app, name="index")
+app.add_typer(questions_app, name="questions")
+app.add_typer(sft_app, name="sft")
+
+RecipePath = Annotated[Path, typer.Argument(help="A recipe (TOML).", show_default=False)]
+Force = Annotated[bool, typer.Option("--force", help="Make the stage again.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved plan and stop.")]
+WITH_OVERRIDES: Any = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+# --- stages -------------------------------------------------------------------------------
+
+
+@app.command(context_settings=WITH_OVERRIDES)
+def corpus(ctx: typer.Context, recipe: RecipePath, force: Force = False) -> None:
+    """Read documents and labels, clean them, and report what was merged or left out."""
+    _stage(recipe, ctx.args, force, "make_corpus")
+
+
+@index_app.command("build", context_settings=WITH_OVERRIDES)
+def index_build(ctx: typer.Context, recipe: RecipePath, force: Force = False) -> None:
+    """Build the three-view index over the corpus."""
+    _stage(recipe, ctx.args, force, "make_corpus", "make_index")
+
+
+@index_app.command("search", context_settings=WITH_OVERRIDES)
+def index_search(
+    ctx: typer.Context,
+    recipe: RecipePath,
+    query: Annotated[str, typer.Argument(help="Keywords, exact phrases in quotes.")],
+    k: Annotated[int, typer.Option(min=1, help="Hits to show.")] = 5,
+) -> None:
+    """Search the index as the policy does."""
+    from spaniel.run import Run
+    from spaniel.stages import Workbench
+
+    bench = Workbench(Run(_load(recipe, ctx.args)))
+    hits = bench.engine.search(query, k)
+    for hit in hits:
+        document = bench.engine.read(hit.docid)
+        print(f"{hit.rank:>3}  {hit.score:.4f}  {document.title}  [{hit.docid}]")
+        print(f"     {' '.join(hit.snippet.split())}")
+    if not hits:
+        say("no documents match")
+
+
+@questions_app.command("split", context_settings=WITH_OVERRIDES)
+def questions_split(ctx: typer.Context, recipe: RecipePath, force: Force = False) -> None:
+    """Split the questions so that no target document is on both sides."""
+    _stage(recipe, ctx.args, force, "make_corpus", "make_questions")
+
+
+@questions_app.command("preflight", context_settings=WITH_OVERRIDES)
+def questions_preflight(ctx: typer.Context, recipe: RecipePath, force: Force = False) -> None:
+    """Roll a small group on each question, keep those that teach, say why others do not."""
+    _stage(recipe, ctx.args, force, "make_preflight")
+
+
+@sft_app.command("demonstrate", context_settings=WITH_OVERRIDES)
+def sft_demonstrate(ctx: typer.Context, recipe: RecipePath, force: Force = False) -> None:
+    """Make demonstrations from labels alone, or from a stronger model."""
+    _stage(recipe, ctx.args, force, "make_demonstrations")
+
+
+@sft_app.command("train", context_settings=WITH_OVERRIDES)
+def sft_train(
+    ctx: typer.Context, recipe: RecipePath, force: Force = False, resume: Resume = False
+) -> None:
+    """Fine-tune the policy on the demonstrations."""
+    _stage(recipe, ctx.args, force, "make_sft", resume=resume)
+
+
+@sft_app.command("base", context_settings=WITH_OVERRIDES)
+def sft_base(ctx: typer.Context, recipe: RecipePath, force: Force = False) -> None:
+    """Train the small default policy from random weights, on generated worlds."""
+    _stage(recipe, ctx.args, force, "make_base")
+
+
+@app.command(context_settings=WITH_OVERRIDES)
+def rl(
+    ctx: typer.Context,
+    recipe: RecipePath,
+    force: Force = False,
+    resume: Resume = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Train the policy by reinforcement learning."""
+    if dry_run:
+        _print_plan(_load(recipe, ctx.args))
+        return
+    _stage(recipe, ctx.args, force, "make_rl", resume=resume)
+
+
+@app.command("eval", context_settings=WITH_OVERRIDES)
+def evaluate(ctx: typer.Context, recipe: RecipePath, force: Force = False) -> None:
+    """Score the policy and every baseline on the held-out questions; write the report."""
+    _stage(recipe, ctx.args, force, "make_eval")
+
+
+@app.command("run", context_settings=WITH_OVERRIDES)
+def run_all(
+    ctx: typer.Context, recipe: RecipePath, force: Force = False, dry_run: DryRun = False
+) -> None:
+    """The whole pipeline: from documents and labels to a trained policy and the table.
+
+    Finished stages are kept; a stopped training goes on from its last checkpoint.
+    """
+    resolved = _load(recipe, ctx.args)
+    if dry_run:
+        _print_plan(resolved)
+        return
+    _run_all(resolved, force=force)
+
+
+@app.command(context_settings=WITH_OVERRIDES)
+def quickstart(ctx: typer.Context, force: Force = False, dry_run: DryRun = False) -> None:
+    """A new fictional wiki, a trained search agent and an honest table, in minutes on a CPU."""
+    run_all(ctx, QUICKSTART, force=force, dry_run=dry_run)
+
+
+@app.command("settings")
+def list_settings() -> None:
+    """Every setting of a recipe, with what it does."""
+    for name, text in settings():
+        print(f"{name}\n    {' '.join(text.split())}" if text else name)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    ctx: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+# --- helpers ------------------------------------------------------------------------------
+
+
+def _stage(
+    path: Path, arguments: Sequence[str], force: bool, *makers: str, resume: bool | None = None
+) -> None:
+    """Run stages of one recipe; ``force`` and ``resume`` are for the last."""
+    from spaniel import stages
+    from spaniel.run import Run
+
+    recipe = _load(path, arguments)
+    with Run(recipe).locked():
+        for name in makers:
+            last = name == makers[-1]
+            make: Callable[..., Any] = getattr(stages, name)
+            extra = {"resume": resume} if last and resume is not None else {}
+            make(Run(recipe, force=force and last), **extra)
+
+
+def _run_all(recipe: Recipe, *, force: bool) -> None:
+    from spaniel import stages
+    from spaniel.run import Run
+
+    run = Run(recipe, force=force)
+    with run.locked():
+        stages.make_everything(run)
+
+
+def _load(path: Path, arguments: Sequence[str]) -> Recipe:
+    overrides = parse_overrides(arguments)
+    recipe = load_recipe(path, overrides)
+    plain = load_recipe(path) if overrides else recipe
+    for dotted in overrides:
+        old, new = _value_at(plain, dotted), _value_at(recipe, dotted)
+        say(f"--{dotted}: {old} -> {new}")
+    return recipe
+
+
+def parse_overrides(arguments: Sequence[str]) -> dict[str, str]:
+    """``["--rl.steps", "5", "--seed=1"]`` -> ``{"rl.steps": "5", "seed": "1"}``.
+
+    Raises:
+        ConfigError: an argument is no ``--setting value`` pair.
+    """
+    overrides: dict[str, str] = {}
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        if not argument.startswith("--") or len(argument) < 3:
+            raise ConfigError(f"expected --setting value after the recipe, got {argument!r}")
+        name, equals, value = argument[2:].partition("=")
+        if not equals:
+            if not rest:
+                raise ConfigError(f"--{name} needs a value")
+            value = rest.pop(0)
+        overrides[name.replace("-", "_")] = value
+    return overrides
+
+
+def _value_at(recipe: Recipe, dotted: str) -> Any:
+    value: Any = recipe
+    for name in dotted.split("."):
+        value = getattr(value, name, None)
+    return value
+
+
+def _print_plan(recipe: Recipe) -> None:
+    from spaniel.plan import plan_lines
+
+    print(recipe_json(recipe))
+    print()
+    for line in plan_lines(recipe):
+        print(line)
+
+
+def main() -> None:
+    """Entry point: errors become one line; 2 is the user's to mend, 1 is not, 130 is Ctrl-C."""
+    try:
+        app(standalone_mode=False)
+    except typer.Exit as leave:
+        sys.exit(leave.exit_code)
+    except (ConfigError, DataError, ArtifactError) as error:
+        _fail(error, 2)
+    except SpanielError as error:
+        _fail(error, 1)
+    except OSError as error:
+        _fail(error, 1)
+    except (KeyboardInterrupt, typer.Abort):
+        say("\ninterrupted; the same command goes on where it can (--resume for a training)")
+        sys.exit(130)
+    except Exception as error:
+        # Click's own usage errors know how to print themselves.
+        show = getattr(error, "show", None)
+        if show is None:
+            raise
+        show()
+        sys.exit(2)
+
+
+def _fail(error: BaseException, code: int) -> None:
+    say(f"error: {error}")
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""The classical systems of the table: one query, one ranked list, on the same questions."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from spaniel.index.engine import SearchEngine
+from spaniel.index.lexical import LexicalEngine
+from spaniel.types import Question
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lists:
+    """What one system returned."""
+
+    lists: Mapping[str, Sequence[str]]
+    """qid -> docids, best first; empty when nothing matched."""
+    latency_s: Mapping[str, float]
+    """qid -> seconds of its search."""
+    made_by: dict[str, Any] = field(default_factory=dict)
+
+
+def bm25_lists(engine: LexicalEngine, questions: Sequence[Question], k: int) -> Lists:
+    """Plain BM25 over title and text, the question's words as the query."""
+    found, seconds = {}, {}
+    for question in questions:
+        started = time.perf_counter()
+        hits = engine.search_view("document", as_keywords(question), k)
+        seconds[question.qid] = time.perf_counter() - started
+        found[question.qid] = [hit.docid for hit in hits]
+    return Lists(lists=found, latency_s=seconds, made_by={"engine": engine.fingerprint})
+
+
+def searched_lists(engine: SearchEngine, questions: Sequence[Question], k: int) -> Lists:
+    """Every question as one query to an engine, one at a time, as a user would wait for it."""
+    found, seconds = {}, {}
+    for question in questions:
+        started = time.perf_counter()
+        hits = engine.search(as_keywords(question), k)
+        seconds[question.qid] = time.perf_counter() - started
+        found[question.qid] = [hit.docid for hit in hits]
+    return Lists(lists=found, latency_s=seconds, made_by={"engine": engine.fingerprint})
+
+
+def as_keywords(question: Question) -> str:
+    """The question as a query: a quoted title in it is words, not a constraint."""
+    return question.text.replace('"', " ")

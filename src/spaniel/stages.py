@@ -1,0 +1,352 @@
+"""The stages of a run, in order: each reads what earlier ones made and writes its own folder.
+
+    corpus -> index -> split -> [demonstrations -> sft] -> preflight -> rl -> eval
+"""
+
+import asyncio
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from spaniel.config import Recipe, SFTConfig
+from spaniel.corpus.prepare import load_corpus, load_questions, prepare_corpus
+from spaniel.errors import ArtifactError, DataError
+from spaniel.index.build import build_index
+from spaniel.progress import say
+from spaniel.questions.preflight import preflight_report
+from spaniel.questions.split import make_split, write_split
+from spaniel.rollout import seed_of
+from spaniel.run import Run
+from spaniel.store import JsonlLog, iter_lines, read_json, read_records, write_json, write_records
+from spaniel.types import Group, Trajectory
+from spaniel.workbench import Workbench
+
+KEPT_GROUPS = 4
+"""Groups of each RL step whose best and worst trajectories are kept for reading."""
+
+
+# --- corpus, index, split -----------------------------------------------------------------
+
+
+def make_corpus(run: Run) -> dict[str, Any]:
+    """Read and clean the documents and their labels."""
+    cfg = run.recipe.corpus
+    return run.stage(
+        "corpus",
+        settings={"corpus": cfg.model_dump(mode="json")},
+        needs=(),
+        make=lambda: prepare_corpus(cfg, run.path("corpus")),
+    )
+
+
+def make_index(run: Run) -> dict[str, Any]:
+    """Build the lexical index, and the dense one when the policy searches it."""
+    cfg = run.recipe.index
+
+    def make() -> dict[str, Any]:
+        manifest = build_index(load_corpus(run.path("corpus")), run.path("index", "lexical"), cfg)
+        return {**manifest, "hash": manifest["fingerprint"]}
+
+    return run.stage(
+        "index", settings={"index": cfg.model_dump(mode="json")}, needs=("corpus",), make=make
+    )
+
+
+def make_questions(run: Run) -> dict[str, Any]:
+    """Split the questions so that no target document is on both sides."""
+    cfg = run.recipe.questions
+
+    def make() -> dict[str, Any]:
+        questions, given = load_questions(run.path("corpus"))
+        split = make_split(questions, given, cfg, seed_of(run.recipe.seed, "split"))
+        write_split(run.path("questions", "split.json"), split)
+        return {"hash": split.hash, "train": len(split.train), "test": len(split.test)}
+
+    settings = {"questions": cfg.model_dump(mode="json"), "seed": run.recipe.seed}
+    return run.stage("split", settings=settings, needs=("corpus",), make=make)
+
+
+# --- SFT ----------------------------------------------------------------------------------
+
+
+def make_demonstrations(run: Run) -> dict[str, Any]:
+    """Let the teacher walk through the training questions and keep what is good enough."""
+    from spaniel.sft.demonstrate import demonstrate, make_teacher
+
+    bench = Workbench(run)
+    cfg = _sft(run.recipe).demonstrations
+
+    def make() -> dict[str, Any]:
+        seed = seed_of(run.recipe.seed, "teacher")
+        questions = bench.train_questions
+        teacher = make_teacher(questions, cfg, bench.environment, bench.renderer, seed=seed)
+        runner = bench.runner(teacher, bench.renderer, temperature=1.0)
+        kept, counts = asyncio.run(demonstrate(questions, cfg, runner, seed=seed))
+        write_records(run.path("sft", "demonstrations.jsonl"), kept)
+        say(f"kept {counts['kept']} of {counts['made']} demonstrations, nDCG {counts['ndcg']:.3f}")
+        return dict(counts)
+
+    settings = {**bench.settings("env", "reward"), "demonstrations": cfg.model_dump(mode="json")}
+    settings["renderer"] = run.recipe.policy.model
+    return run.stage("demonstrations", settings=settings, needs=("index", "split"), make=make)
+
+
+def make_sft(run: Run, *, resume: bool = False) -> dict[str, Any]:
+    """Fine-tune the policy on the demonstrations."""
+    bench = Workbench(run)
+    cfg = _sft(run.recipe)
+
+    def make() -> dict[str, Any]:
+        from spaniel.learner import Learner, weights_fingerprint
+        from spaniel.policy.export import save_policy
+        from spaniel.sft.train import num_sft_steps, train_sft
+
+        demonstrations = list(read_records(run.path("sft", "demonstrations.jsonl"), Trajectory))
+        total = num_sft_steps(len(demonstrations), cfg)
+        learner = Learner(bench.model, cfg.optimizer, total_steps=total)
+        checkpoints = Checkpoints(run.path("sft", "checkpoints"), keep=1, resume=resume, force=run.force)
+        checkpoints.restore(learner)
+        log = MetricsLog(run.path("sft", "metrics.jsonl"), first_step=learner.num_steps)
+
+        def on_step(step: int, metrics: dict[str, float]) -> None:
+            log.append(step, metrics)
+            every = max(1, total // 20)
+            if step % every == 0 or step == total:
+                say(f"sft {step}/{total}  loss {metrics['loss/own_tokens']:.4f}")
+            if step % 50 == 0:
+                checkpoints.save(learner, step)
+
+        train_sft(
+            learner, demonstrations, cfg, seed=seed_of(run.recipe.seed, "sft"), on_step=on_step
+        )
+        log.close()
+        save_policy(bench.model, bench.tokenizer, run.path("sft", "policy"), {"stage": "sft"})
+        checkpoints.clear()
+        return {"steps": total, "weights": weights_fingerprint(bench.model)}
+
+    return run.stage(
+        "sft", settings=bench.settings("policy", "sft"), needs=("demonstrations",), make=make
+    )
+
+
+def _sft(recipe: Recipe) -> SFTConfig:
+    if recipe.sft is None:
+        raise ArtifactError("this recipe has no [sft] section: it goes from the start to RL")
+    return recipe.sft
+
+
+# --- pre-flight ---------------------------------------------------------------------------
+
+
+def make_preflight(run: Run) -> dict[str, Any]:
+    """Roll a small group on each candidate question; keep those whose rewards vary."""
+    bench = Workbench(run)
+    cfg = run.recipe.preflight
+
+    def make() -> dict[str, Any]:
+        start = starting_stage(run)
+        if start is not None:
+            bench.load_stage_weights(start)
+        questions = bench.train_questions[: cfg.num_questions]
+        runner = bench.runner(bench.policy, bench.renderer, temperature=run.recipe.rl.temperature)
+        groups = asyncio.run(
+            runner.groups(
+                questions,
+                cfg.group_size,
+                seed=seed_of(run.recipe.seed, "preflight"),
+                what="pre-flight",
+                concurrency=bench.concurrency,
+            )
+        )
+        report = preflight_report(groups, cfg)
+        write_json(run.path("preflight", "report.json"), asdict(report))
+        for line in report.lines():
+            say(line)
+        if not report.kept:
+            cause = next(iter(report.causes), "every reward is the same")
+            raise DataError(
+                f"pre-flight kept none of {report.num_candidates} questions: {cause}; example "
+                f"traces are in {run.path('preflight', 'report.json')}"
+            )
+        return {"kept": report.num_kept, "candidates": report.num_candidates}
+
+    needs = ("index", "split", "sft") if run.recipe.sft is not None else ("index", "split")
+    settings = bench.settings("env", "reward", "policy", "preflight")
+    return run.stage("preflight", settings=settings, needs=needs, make=make)
+
+
+def starting_stage(run: Run) -> str | None:
+    """The stage whose weights RL starts from; None for the recipe's own model."""
+    return "sft" if run.recipe.sft is not None else None
+
+
+# --- RL -----------------------------------------------------------------------------------
+
+
+def make_rl(run: Run, *, resume: bool = False) -> dict[str, Any]:
+    """Train the policy by reinforcement learning on the kept questions."""
+    bench = Workbench(run)
+    cfg = run.recipe.rl
+
+    def make() -> dict[str, Any]:
+        from spaniel.learner import Learner, weights_fingerprint
+        from spaniel.policy.export import save_policy
+        from spaniel.rl.reference import frozen_reference
+        from spaniel.rl.train import train
+
+        start = starting_stage(run)
+        if start is not None:
+            bench.load_stage_weights(start)
+        kept = set(read_json(run.path("preflight", "report.json"))["kept"])
+        questions = [q for q in bench.train_questions if q.qid in kept]
+        reference = frozen_reference(bench.model, cfg) if cfg.kl_beta > 0 else None
+        learner = Learner(bench.model, cfg.optimizer, total_steps=max(1, cfg.steps))
+        checkpoints = Checkpoints(
+            run.path("rl", "checkpoints"),
+            keep=cfg.keep_checkpoints,
+            resume=resume,
+            force=run.force,
+        )
+        checkpoints.restore(learner)
+        log = MetricsLog(run.path("rl", "metrics.jsonl"), first_step=learner.num_steps)
+
+        def on_step(step: int, metrics: dict[str, float], groups: Sequence[Group]) -> None:
+            log.append(step, metrics)
+            say(_rl_line(step, cfg.steps, metrics))
+            keep_best_and_worst(run.path("rl", "trajectories", f"step-{step:05d}.jsonl"), groups)
+            if step % cfg.checkpoint_every == 0 and step < cfg.steps:
+                checkpoints.save(learner, step)
+
+        asyncio.run(
+            train(
+                cfg,
+                questions=questions,
+                runner=bench.runner(bench.policy, bench.renderer, temperature=cfg.temperature),
+                policy=bench.policy,
+                learner=learner,
+                sampler_weights=bench.sampler_weights,
+                seed=seed_of(run.recipe.seed, "rl"),
+                ref_logprobs=reference,
+                on_step=on_step,
+            )
+        )
+        log.close()
+        save_policy(bench.model, bench.tokenizer, run.path("rl", "policy"), {"stage": "rl"})
+        checkpoints.clear()
+        return {"steps": cfg.steps, "weights": weights_fingerprint(bench.model)}
+
+    settings = bench.settings("env", "reward", "policy", "rl")
+    return run.stage("rl", settings=settings, needs=("preflight",), make=make)
+
+
+def _rl_line(step: int, steps: int, metrics: dict[str, float]) -> str:
+    seconds = metrics["time/rollout_s"] + metrics["time/update_s"]
+    return (
+        f"rl {step}/{steps}  reward {metrics.get('reward/mean', 0.0):.3f}  "
+        f"nDCG {metrics.get('reward/ndcg', 0.0):.3f}  "
+        f"tokens {metrics.get('completion_tokens/mean', 0.0):.0f}  "
+        f"calls {metrics.get('calls/mean', 0.0):.1f}  "
+        f"gap {metrics.get('gap/mean', 0.0):.1e}  {seconds:.1f} s"
+    )
+
+
+def keep_best_and_worst(path: Path, groups: Sequence[Group]) -> None:
+    """The best and the worst trajectory of a few groups, for reading."""
+    kept = []
+    for group in groups[:KEPT_GROUPS]:
+        scored = sorted(group.scored, key=lambda t: t.reward or 0.0)
+        kept += [scored[-1], scored[0]] if len(scored) > 1 else scored
+    write_records(path, kept)
+
+
+# --- evaluation, everything -----------------------------------------------------------------
+
+
+def make_eval(run: Run) -> dict[str, Any]:
+    """Every system on the held-out questions: results.json, TREC runs, report.html, the table."""
+    from spaniel.eval.evaluate import evaluate
+
+    bench = Workbench(run)
+    trained = [stage for stage in ("sft", "rl") if run.is_done(stage)]
+    settings = bench.settings("env", "reward", "policy", "eval", "index")
+    return run.stage(
+        "eval", settings=settings, needs=("index", "split", *trained), make=lambda: evaluate(bench)
+    )
+
+
+def make_everything(run: Run) -> None:
+    """All stages of a recipe, in order. A stopped training goes on from its last checkpoint."""
+    make_corpus(run)
+    make_index(run)
+    make_questions(run)
+    if run.recipe.sft is not None:
+        make_demonstrations(run)
+        make_sft(run, resume=True)
+    make_preflight(run)
+    make_rl(run, resume=True)
+    make_eval(run)
+
+
+# --- files of a training ------------------------------------------------------------------
+
+
+class MetricsLog:
+    """``metrics.jsonl``: a line a step. Lines past the checkpoint that a run resumes from are
+    cut, since those steps are made again."""
+
+    def __init__(self, path: Path, *, first_step: int) -> None:
+        if path.exists():
+            JsonlLog(path).close()  # cuts a torn last line
+            kept = [row for _, row in iter_lines(path) if row["step"] <= first_step]
+            write_records(path, kept)
+        self._log = JsonlLog(path)
+
+    def append(self, step: int, metrics: dict[str, float]) -> None:
+        """One step."""
+        self._log.append({"step": step, **{k: round(v, 8) for k, v in metrics.items()}})
+
+    def close(self) -> None:
+        """Close the file."""
+        self._log.close()
+
+
+class Checkpoints:
+    """``step-000010`` folders, each complete or absent; the latest few are kept."""
+
+    def __init__(self, directory: Path, *, keep: int, resume: bool, force: bool) -> None:
+        self.directory, self.keep = directory, keep
+        if force and not resume:
+            self.clear()
+        found = self._found()
+        if found and not resume:
+            raise ArtifactError(
+                f"{directory} holds a run that was stopped after step {_step_of(found[-1])}: add "
+                "--resume to go on, or --force to start again"
+            )
+
+    def restore(self, learner: Any) -> None:
+        """Load the latest checkpoint, if there is one."""
+        found = self._found()
+        if found:
+            learner.restore(found[-1])
+            say(f"resumed after step {learner.num_steps}")
+
+    def save(self, learner: Any, step: int) -> None:
+        """Publish a checkpoint and drop the oldest."""
+        learner.save(self.directory / f"step-{step:06d}", {})
+        for old in self._found()[: -self.keep]:
+            shutil.rmtree(old)
+
+    def clear(self) -> None:
+        """Drop all: the stage is finished and its policy published."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _found(self) -> list[Path]:
+        complete = (p.parent for p in self.directory.glob("step-*/manifest.json"))
+        return sorted(complete, key=_step_of)
+
+
+def _step_of(directory: Path) -> int:
+    return int(directory.name.removeprefix("step-"))

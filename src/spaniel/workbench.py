@@ -1,0 +1,161 @@
+"""What the learning stages share, opened when first needed: questions, engines, model, sampler."""
+
+from functools import cached_property
+from typing import Any
+
+from spaniel.corpus.prepare import load_questions
+from spaniel.env.episode import Environment
+from spaniel.index.build import open_index
+from spaniel.index.dense import DenseEngine, build_dense, open_dense
+from spaniel.index.engine import SearchEngine
+from spaniel.index.fusion import FusedEngine
+from spaniel.index.lexical import LexicalEngine
+from spaniel.policy.base import Policy
+from spaniel.questions.split import Split, load_split
+from spaniel.renderer import Renderer
+from spaniel.rollout import Runner, seed_of
+from spaniel.run import Run
+from spaniel.types import Question
+
+
+class Workbench:
+    """What the learning stages share, opened when first needed: questions, engine, model."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.recipe = run, run.recipe
+
+    @cached_property
+    def split(self) -> Split:
+        """The split file."""
+        self.run.outputs("split")
+        return load_split(self.run.path("questions", "split.json"))
+
+    @cached_property
+    def questions(self) -> dict[str, Question]:
+        """qid -> question, labelled ones."""
+        questions, _ = load_questions(self.run.path("corpus"))
+        return {q.qid: q for q in questions}
+
+    @cached_property
+    def train_questions(self) -> list[Question]:
+        """The questions one may learn from."""
+        return [self.questions[qid] for qid in self.split.train]
+
+    @cached_property
+    def test_questions(self) -> list[Question]:
+        """The held-out questions."""
+        return [self.questions[qid] for qid in self.split.test]
+
+    @cached_property
+    def lexical(self) -> LexicalEngine:
+        """The embedded three-view engine."""
+        self.run.outputs("index")
+        return open_index(
+            self.run.path("index", "lexical"),
+            self.recipe.index,
+            snippet_words=self.recipe.env.snippet_words,
+        )
+
+    @cached_property
+    def dense(self) -> DenseEngine:
+        """The vector engine over the same documents; texts are encoded once."""
+        cfg = self.recipe.index
+        build_dense(self.run.path("index", "lexical"), cfg)
+        return open_dense(self.run.path("index", "lexical"), cfg, lexical=self.lexical)
+
+    @cached_property
+    def hybrid(self) -> FusedEngine:
+        """Both, fused by reciprocal rank."""
+        return FusedEngine([self.lexical, self.dense])
+
+    @property
+    def engine(self) -> SearchEngine:
+        """The engine that the policy's ``search`` asks."""
+        engine: SearchEngine = getattr(self, self.recipe.index.engine)
+        return engine
+
+    @cached_property
+    def environment(self) -> Environment:
+        """The three-tool environment over the engine."""
+        return Environment(self.engine, self.recipe.env)
+
+    @cached_property
+    def _model_and_tokenizer(self) -> tuple[Any, Any]:
+        from spaniel.policy.load import load_policy_model
+
+        return load_policy_model(self.recipe.policy, seed=seed_of(self.recipe.seed, "model"))
+
+    @property
+    def model(self) -> Any:
+        """The trained module; the sampler shares it."""
+        return self._model_and_tokenizer[0]
+
+    @property
+    def tokenizer(self) -> Any:
+        """Its tokenizer."""
+        return self._model_and_tokenizer[1]
+
+    @cached_property
+    def renderer(self) -> Renderer:
+        """Messages to the model's token ids."""
+        from spaniel.renderer import ChatRenderer
+
+        return ChatRenderer(self.tokenizer)
+
+    @cached_property
+    def policy(self) -> Any:
+        """The in-process sampler over the model (over a merged copy, when asked)."""
+        from spaniel.policy.torch_engine import TorchEngine
+
+        return TorchEngine(
+            self.sampler_model,
+            stop_ids=sorted(self.renderer.stop_ids),
+            decode=self.renderer.decode,
+            max_live_episodes=self.recipe.policy.max_live_episodes,
+        )
+
+    @cached_property
+    def sampler_model(self) -> Any:
+        """The module that samples: the trainer's own, or a plain copy for merged adapters."""
+        lora = self.recipe.policy.lora
+        if lora is None or not lora.merge:
+            return self.model
+        from spaniel.policy.load import load_policy_model
+
+        plain = self.recipe.policy.model_copy(update={"lora": None})
+        return load_policy_model(plain, seed=seed_of(self.recipe.seed, "model"))[0]
+
+    def sampler_weights(self) -> Any:
+        """What ``policy.load`` takes: nothing when the module is shared."""
+        if self.sampler_model is self.model:
+            return None
+        from spaniel.policy.weights import merged_weights
+
+        return merged_weights(self.model)
+
+    def load_stage_weights(self, stage: str) -> None:
+        """Put a finished stage's weights into the model."""
+        from spaniel.policy.export import load_policy_weights
+
+        load_policy_weights(self.model, self.run.path(stage, "policy"))
+
+    def runner(self, policy: Policy, renderer: Renderer, *, temperature: float) -> Runner:
+        """Rollouts of a policy in this environment, scored."""
+        return Runner(
+            policy,
+            renderer,
+            self.environment,
+            self.recipe.reward,
+            temperature=temperature,
+            max_failed_frac=self.recipe.rl.max_failed_frac,
+        )
+
+    def settings(self, *names: str) -> dict[str, Any]:
+        """Recipe sections as stage inputs; the seed always belongs to them."""
+        dump = self.recipe.model_dump(mode="json")
+        return {"seed": dump["seed"], **{name: dump[name] for name in names}}
+
+    @property
+    def concurrency(self) -> int:
+        """Trajectories under way at once."""
+        return self.recipe.policy.max_live_episodes
