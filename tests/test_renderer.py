@@ -467,7 +467,9 @@ def test_the_plain_template_of_these_refusals_is_accepted() -> None:
         ),
         pytest.param(
             chatml(
-                loop=LOOP.replace("}}\n", "}}{% if '🙂' in m.content %} (mood){% endif %}\n", 1)
+                loop=LOOP.replace(
+                    "}}\n", "}}{% if loop.index > 6 and '🙂' in m.content %} (mood){% endif %}\n", 1
+                )
             ),
             r"must not depend on other messages, got .* in one conversation and '.*mood",
             id="looks at contents",

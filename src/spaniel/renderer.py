@@ -188,7 +188,7 @@ class ChatRenderer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Read sampled ids; see ``Renderer``. Ids that no token has read as nothing."""
         ids = list(token_ids)
-        if ids and ids[-1] == self.end_id:
+        if ids and ids[-1] in self.stop_ids:
             ids.pop()
         text: str = self._tokenizer.decode(
             ids, skip_special_tokens=False, clean_up_tokenization_spaces=False

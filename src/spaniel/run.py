@@ -136,6 +136,7 @@ COMMANDS = {
     "preflight": "questions preflight",
     "rl": "rl",
     "eval": "eval",
+    "base": "sft base",
 }
 """Stage -> the command that makes it."""
 

@@ -68,6 +68,53 @@ def make_questions(run: Run) -> dict[str, Any]:
     return run.stage("split", settings=settings, needs=("corpus",), make=make)
 
 
+# --- a default policy of one's own ------------------------------------------------------------
+
+
+def make_base(run: Run) -> dict[str, Any]:
+    """Train a small policy from random weights; the result is a model directory."""
+    from spaniel.learner import Learner, weights_fingerprint
+    from spaniel.policy.export import save_policy
+    from spaniel.policy.load import random_tiny
+    from spaniel.sft.base import base_demonstrations, base_tokenizer, make_renderer, train_base
+
+    cfg = run.recipe.base
+    if cfg is None:
+        raise ArtifactError("this recipe has no [base] section: there is no base to train")
+
+    def make() -> dict[str, Any]:
+        tokenizer = base_tokenizer(run.recipe, cfg)
+        demonstrations = base_demonstrations(run.recipe, cfg, make_renderer(tokenizer))
+        say(f"{len(demonstrations):,} demonstrations")
+        model = random_tiny(len(tokenizer), seed=seed_of(run.recipe.seed, "model"))
+        learner = Learner(model, cfg.optimizer, total_steps=5000)
+        log = MetricsLog(run.path("base", "metrics.jsonl"), first_step=0)
+
+        def on_step(step: int, metrics: dict[str, float]) -> None:
+            log.append(step, metrics)
+            if step % 50 == 0:
+                say(
+                    f"base {step}  {metrics['progress']:.0%}  own-token loss "
+                    f"{metrics['loss/own_tokens']:.4f}"
+                )
+
+        train_base(
+            learner,
+            demonstrations,
+            cfg,
+            vocab_size=len(tokenizer),
+            seed=seed_of(run.recipe.seed, "base"),
+            on_step=on_step,
+        )
+        log.close()
+        save_policy(model, tokenizer, run.path("base", "policy"), {"stage": "base"})
+        return {"demonstrations": len(demonstrations), "weights": weights_fingerprint(model)}
+
+    dump = run.recipe.model_dump(mode="json")
+    settings = {name: dump[name] for name in ("seed", "base", "env", "index", "reward")}
+    return run.stage("base", settings=settings, needs=(), make=make)
+
+
 # --- SFT ----------------------------------------------------------------------------------
 
 

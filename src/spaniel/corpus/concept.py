@@ -1,9 +1,9 @@
 """Concept duplicates: other words, the same facts.
 
 Two documents are one concept when the cosine similarity of their embeddings reaches the
-threshold and ``facts.same_facts`` holds: the same numbers, the same names. The embedding
-finds texts about one thing; it cannot tell "born in 1931" from "born in 1913", nor two
-brothers apart, which the second test can.
+threshold, and they agree in numbers and names (``facts.same_facts``) and in what they are
+about (``facts.same_subject``). The embedding finds texts about one thing; it cannot tell "born
+in 1931" from "born in 1913", nor two brothers apart, which the other tests can.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spaniel.corpus.encoder import Encode, load_encoder
-from spaniel.corpus.facts import Facts, facts, same_facts
+from spaniel.corpus.facts import Facts, facts, same_facts, same_subject
 from spaniel.progress import Progress
 from spaniel.types import Document
 
@@ -45,7 +45,7 @@ def concept_pairs(
         for k in (i, j):
             if k not in known:
                 known[k] = facts(documents[k].title, documents[k].text)
-        if same_facts(known[i], known[j]):
+        if same_facts(known[i], known[j]) and same_subject(documents[i], documents[j]):
             yield i, j, cosine
 
 

@@ -3,9 +3,11 @@
 Three kinds, each over what the one before left:
 
     exact     equal texts but for case, spacing, Unicode form and invisible characters
-    near      5-word shingles with a Jaccard similarity of at least the threshold; where the
-              titles differ, also the same numbers and names
+    near      5-word shingles with a Jaccard similarity of at least the threshold
     concept   similar embeddings and the same numbers and names: the same facts, other words
+
+Near and concept also ask that the words by which two titles differ occur equally often in
+both texts, since articles of one pattern about two things are alike in nearly everything else.
 
 Exact merging only removes a hidden penalty (the twin of a target was marked wrong). Near and
 concept merging also change the task: one fact stands in one place, so training is faster and

@@ -1,17 +1,26 @@
-"""What a text states, as far as numbers and capital letters show it.
+"""What a text states and whom it is about, as far as its words show it.
 
 A fact that differs mostly differs in a number or a name, so two texts with the same numbers
 and the same names are taken to state the same facts. The test errs towards "not the same": a
 text that adds one name, or writes "three" for "3", differs. What it cannot see is a fact that
 differs in plain words only ("won" and "lost"). A script without capital letters has no names
 here: its numbers decide alone.
+
+Articles of one pattern about two things (two villages of one municipality, two species of one
+genus) can share nearly all words and even all names; ``same_subject`` tells them apart by
+their titles.
 """
 
 import re
 import unicodedata
+from collections import Counter
 from dataclasses import dataclass
 
+from spaniel.corpus.normalise import text_key
+from spaniel.types import Document
+
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+_ANY_WORD = re.compile(r"\w+")
 _WORD = re.compile(r"[^\W\d_]+")
 _OPENING = re.compile(r"[.!?:;\n][\"')\]\u201d\u2019]*\s+[\"'(\[\u201c\u2018]*$|^\W*$")
 """What stands before a word that opens a sentence."""
@@ -51,6 +60,25 @@ def same_facts(a: Facts, b: Facts) -> bool:
     names_a = a.names | (a.openers - plain)
     names_b = b.names | (b.openers - plain)
     return a.numbers == b.numbers and names_a == names_b and bool(a.numbers or names_a)
+
+
+def same_subject(a: Document, b: Document) -> bool:
+    """True when the titles agree, or the texts do not care about their difference.
+
+    Each word that only one of the two titles has must occur equally often in both texts:
+    "Brod" and "Krum" do not in "Brod is a village ..." and "Krum is a village ...", while
+    "List of" and "discography" do in two copies of one introduction. Function words and the
+    order of words do not count; a missing title has no words.
+    """
+    apart = (_words(a.title) ^ _words(b.title)) - FUNCTION_WORDS
+    if not apart:
+        return True
+    counts = [Counter(w for w in _ANY_WORD.findall(text_key(d.text)) if w in apart) for d in (a, b)]
+    return counts[0] == counts[1]
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(_ANY_WORD.findall(text_key(text)))
 
 
 def facts(title: str, text: str) -> Facts:

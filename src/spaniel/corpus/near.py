@@ -1,8 +1,7 @@
 """Near-duplicates: MinHash finds candidates, exact Jaccard similarity decides.
 
 Short articles of one pattern are near-duplicates by their words and still speak of different
-things: two villages of one municipality share 86 % of their shingles. Where titles differ, a
-pair must therefore also hold the same numbers and names.
+things, so a pair must also be about one subject as far as its titles tell.
 
 MinHash with banding: Broder 1997, "On the resemblance and containment of documents"; Leskovec,
 Rajaraman and Ullman, "Mining of Massive Datasets", chapter 3.
@@ -15,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from spaniel.corpus.extras import import_extra
-from spaniel.corpus.facts import facts, same_facts
+from spaniel.corpus.facts import same_subject
 from spaniel.corpus.merges import DisjointSets
 from spaniel.corpus.normalise import text_key
 from spaniel.progress import track
@@ -31,7 +30,7 @@ _WORD = re.compile(r"\w+")
 def near_pairs(documents: Sequence[Document], threshold: float) -> Iterator[tuple[int, int, float]]:
     """(earlier, later, Jaccard) of documents at least ``threshold`` similar, in (0, 1].
 
-    Two documents whose titles differ must also state the same facts (``facts.same_facts``).
+    Both must also be about one subject (``facts.same_subject``).
     A text of fewer than five words is one shingle; a text without words is never similar.
     Pairs that follow from pairs already given are left out.
 
@@ -58,7 +57,7 @@ def near_pairs(documents: Sequence[Document], threshold: float) -> Iterator[tupl
             if united.root(i) == united.root(j):
                 continue
             similarity = jaccard(own, shingles_of(j))
-            if similarity >= threshold and _same_subject(documents[j], documents[i]):
+            if similarity >= threshold and same_subject(documents[j], documents[i]):
                 united.union(i, j)
                 yield j, i, similarity
         lsh.insert(i, sketch, check_duplication=False)
@@ -87,13 +86,6 @@ def bands(threshold: float) -> tuple[int, int]:
         if (1 - threshold**rows) ** count <= MAX_MISS:
             return count, rows
     return NUM_PERMUTATIONS, 1
-
-
-def _same_subject(a: Document, b: Document) -> bool:
-    title_a, title_b = text_key(a.title), text_key(b.title)
-    if not title_a or not title_b or title_a == title_b:
-        return True
-    return same_facts(facts("", a.text), facts("", b.text))
 
 
 def _sketch(seed: Any, own: frozenset[str]) -> Any:
