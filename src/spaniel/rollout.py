@@ -113,7 +113,8 @@ async def rollout(
     reason, holding what happened before. Everything else that raises is a bug and passes.
     """
     episode = environment.episode(question, seed=seed_of(seed, "aliases"))
-    ledger, turns = Ledger(), []
+    ledger = Ledger()
+    turns: list[Turn] = []
     started = time.perf_counter()
     sampling = Sampling(temperature=temperature, top_p=top_p)
     report: tuple[str, ...] | None = None
@@ -135,19 +136,17 @@ async def rollout(
             with boundary(PolicyError, "complete"):
                 completion = await policy.complete(request)
             start, end = ledger.append_completion(completion)
-            step = episode.step(completion.text, completion.finish_reason)
-            turns.append(
-                Turn(
-                    start=start,
-                    end=end,
-                    text=completion.text,
-                    finish_reason=completion.finish_reason,
-                    call=step.call,
-                    errors=step.errors,
-                    hits=step.hits,
-                    docid=step.docid,
-                    observation=step.shown,
-                )
+            reason = completion.finish_reason
+            # Recorded before the tool runs: what was sampled stays when the tool breaks.
+            turns.append(Turn(start=start, end=end, text=completion.text, finish_reason=reason))
+            step = episode.step(completion.text, reason)
+            turns[-1] = replace(
+                turns[-1],
+                call=step.call,
+                errors=step.errors,
+                hits=step.hits,
+                docid=step.docid,
+                observation=step.shown,
             )
             if step.report is not None:
                 stop, report, format_ok = StopReason.REPORTED, step.report, not step.errors
@@ -158,7 +157,7 @@ async def rollout(
                 Message(role="user", content=step.observation),
             ]
             if episode.num_turns < environment.cfg.max_turns:
-                ended = completion.finish_reason is FinishReason.STOP
+                ended = reason is FinishReason.STOP
                 ids = renderer.observation(step.observation, ended=ended)
                 if len(ledger) + len(ids) >= environment.cfg.max_tokens:
                     stop = StopReason.MAX_TOKENS

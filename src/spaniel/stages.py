@@ -1,6 +1,6 @@
 """The stages of a run, in order: each reads what earlier ones made and writes its own folder.
 
-    corpus -> index -> split -> [demonstrations -> sft] -> preflight -> rl -> eval
+corpus -> index -> split -> [demonstrations -> sft] -> preflight -> rl -> eval
 """
 
 import asyncio
@@ -153,7 +153,9 @@ def make_sft(run: Run, *, resume: bool = False) -> dict[str, Any]:
         demonstrations = list(read_records(run.path("sft", "demonstrations.jsonl"), Trajectory))
         total = num_sft_steps(len(demonstrations), cfg)
         learner = Learner(bench.model, cfg.optimizer, total_steps=total)
-        checkpoints = Checkpoints(run.path("sft", "checkpoints"), keep=1, resume=resume, force=run.force)
+        checkpoints = Checkpoints(
+            run.path("sft", "checkpoints"), keep=1, resume=resume, force=run.force
+        )
         checkpoints.restore(learner)
         log = MetricsLog(run.path("sft", "metrics.jsonl"), first_step=learner.num_steps)
 

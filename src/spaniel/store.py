@@ -6,6 +6,7 @@ separator there is), and NaN is refused.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -50,7 +51,7 @@ def from_plain(cls: type[T], data: Any, *, where: str) -> T:
     """
     if not isinstance(data, dict):
         raise DataError(f"{where}: must hold a JSON object, got {type(data).__name__}")
-    hints = typing.get_type_hints(cls)
+    hints = _hints(typing.cast(typing.Hashable, cls))
     values = {}
     for f in dataclasses.fields(cls):  # type: ignore[arg-type]  # cls is a dataclass by contract
         if f.name in data:
@@ -61,6 +62,12 @@ def from_plain(cls: type[T], data: Any, *, where: str) -> T:
     if unknown:
         raise DataError(f"{where}: unknown field {unknown[0]}")
     return cls(**values)
+
+
+@functools.cache
+def _hints(cls: typing.Hashable) -> dict[str, Any]:
+    # Resolving annotations costs more than the rest of reading a record.
+    return typing.get_type_hints(cls)
 
 
 def _coerce(hint: Any, value: Any, where: str) -> Any:

@@ -98,9 +98,14 @@ class Workbench:
     @cached_property
     def renderer(self) -> Renderer:
         """Messages to the model's token ids."""
+        from spaniel.policy.load import end_ids
         from spaniel.renderer import ChatRenderer
 
-        return ChatRenderer(self.tokenizer)
+        return ChatRenderer(
+            self.tokenizer,
+            tool_responses=self.recipe.env.dialect == "hermes",
+            stop_ids=end_ids(self.model),
+        )
 
     @cached_property
     def policy(self) -> Any:

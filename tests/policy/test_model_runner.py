@@ -3,11 +3,11 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.policy.tiny_models import KINDS, VOCAB, full_logits, some_ids, tiny
 
 from spaniel.errors import ConfigError
 from spaniel.policy.kv_cache import CAPACITY_BLOCK, Chunk
 from spaniel.policy.model_runner import ModelRunner
-from tests.policy.tiny_models import KINDS, VOCAB, full_logits, some_ids, tiny
 
 
 def feed(runner, parts):
@@ -56,8 +56,15 @@ def test_any_ragged_chunking_gives_the_logits_of_one_plain_pass(kind, plans):
 
 
 def test_a_long_neighbour_never_reaches_a_short_chunk_through_the_convolution():
-    runner = ModelRunner(tiny("lfm2", layer_types=["conv", "conv", "full_attention"],
-                              num_hidden_layers=3, conv_L_cache=4), max_slots=3)
+    runner = ModelRunner(
+        tiny(
+            "lfm2",
+            layer_types=["conv", "conv", "full_attention"],
+            num_hidden_layers=3,
+            conv_L_cache=4,
+        ),
+        max_slots=3,
+    )
     short, long = some_ids(2, seed=1), some_ids(60, seed=2)
     alone = feed(runner, [(0, 0, short)])[0]
     together = feed(runner, [(1, 0, short), (0, 0, long), (2, 0, long)])[1]
@@ -137,15 +144,36 @@ def test_last_logits_are_those_behind_each_chunk():
 @pytest.mark.parametrize(
     ("model", "named"),
     [
-        (lambda: tiny("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1),
-         "sliding_attention"),
-        (lambda: transformers.MistralForCausalLM(transformers.MistralConfig(
-            vocab_size=9, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
-            num_attention_heads=2, num_key_value_heads=1, sliding_window=4)), "sliding_attention"),
-        (lambda: transformers.MambaForCausalLM(transformers.MambaConfig(
-            vocab_size=9, hidden_size=16, num_hidden_layers=1)), "MambaForCausalLM"),
-        (lambda: tiny("llama", rope_parameters={
-            "rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}), "dynamic"),
+        (
+            lambda: tiny("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1),
+            "sliding_attention",
+        ),
+        (
+            lambda: transformers.MistralForCausalLM(
+                transformers.MistralConfig(
+                    vocab_size=9,
+                    hidden_size=16,
+                    intermediate_size=16,
+                    num_hidden_layers=1,
+                    num_attention_heads=2,
+                    num_key_value_heads=1,
+                    sliding_window=4,
+                )
+            ),
+            "sliding_attention",
+        ),
+        (
+            lambda: transformers.MambaForCausalLM(
+                transformers.MambaConfig(vocab_size=9, hidden_size=16, num_hidden_layers=1)
+            ),
+            "MambaForCausalLM",
+        ),
+        (
+            lambda: tiny(
+                "llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+            ),
+            "dynamic",
+        ),
     ],
 )
 def test_layers_the_cache_cannot_hold_are_refused_by_name(model, named):

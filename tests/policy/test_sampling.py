@@ -95,7 +95,5 @@ def test_a_row_is_drawn_alike_in_any_company():
     ids, logprobs = draw(rows, temperatures=heats, top_ps=top_ps, uniforms=uniforms)
     for row in range(6):
         one = slice(row, row + 1)
-        alone = draw(
-            rows[one], temperatures=heats[one], top_ps=top_ps[one], uniforms=uniforms[one]
-        )
+        alone = draw(rows[one], temperatures=heats[one], top_ps=top_ps[one], uniforms=uniforms[one])
         assert alone == ([ids[row]], [pytest.approx(logprobs[row], abs=1e-6)])

@@ -3,9 +3,7 @@ from spaniel.policy.schedule import Job, Schedule
 
 
 def job(episode, prompt):
-    request = Request(
-        episode_id=episode, token_ids=tuple(prompt), messages=(), sampling=Sampling()
-    )
+    request = Request(episode_id=episode, token_ids=tuple(prompt), messages=(), sampling=Sampling())
     return Job(request=request, future=None, uniforms=())
 
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.policy.tiny_models import KINDS, VOCAB, full_logits, some_ids, tiny
 
 from spaniel.errors import ArtifactError, ConfigError, PolicyError
 from spaniel.policy.base import Request, Sampling
 from spaniel.policy.torch_engine import TorchEngine
 from spaniel.types import FinishReason
-from tests.policy.tiny_models import KINDS, VOCAB, full_logits, some_ids, tiny
 
 
 def shown(ids):
@@ -49,9 +49,7 @@ def play_all(engine, episodes, **settings):
 
 def greedy(model, ids, count):
     """The oracle: ``transformers.generate``."""
-    out = model.generate(
-        torch.tensor([ids]), max_new_tokens=count, do_sample=False, pad_token_id=0
-    )
+    out = model.generate(torch.tensor([ids]), max_new_tokens=count, do_sample=False, pad_token_id=0)
     return tuple(out[0, len(ids) :].tolist())
 
 

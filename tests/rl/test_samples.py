@@ -65,9 +65,7 @@ def test_global_token_weights_are_one_over_all_sampled_tokens_of_the_update():
 
 
 def test_sequence_weights_pay_each_trajectory_the_same():
-    made = samples(
-        [group(trajectory(1.0, own=2), trajectory(0.0, own=8, number=1))], "sequence"
-    )
+    made = samples([group(trajectory(1.0, own=2), trajectory(0.0, own=8, number=1))], "sequence")
     assert [sum(s.weights) for s in made] == pytest.approx([0.5, 0.5])
 
 

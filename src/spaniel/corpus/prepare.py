@@ -56,7 +56,7 @@ def prepare_corpus(
     cleaned = remap(labelled, merges.canonical)
     for line in [*labelled.report.lines(), _merge_line(merges)]:
         say(line)
-    manifest = {
+    manifest: dict[str, Any] = {
         "num_documents": len(cleaned.documents),
         "num_questions": len(cleaned.questions),
         "num_merged_away": len(merges.canonical),

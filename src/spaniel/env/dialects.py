@@ -106,6 +106,7 @@ def _describe(tool: Tool, signature: str) -> str:
 _DECODER = json.JSONDecoder()
 _CALL_OPEN, _CALL_CLOSE = "<tool_call>", "</tool_call>"
 _RESULT_OPEN, _RESULT_CLOSE = "<tool_response>", "</tool_response>"
+_TAG = re.compile(r"<(/?(?:tool_call|tool_response|think)>)")
 
 
 class HermesDialect:
@@ -149,8 +150,12 @@ class HermesDialect:
         return ParsedTurn(call=call, problems=self._after(rest[len(_CALL_CLOSE) :], text[:start]))
 
     def observation(self, text: str) -> str:
-        """The text in ``<tool_response>`` tags, as Qwen's own template writes tool results."""
-        return f"{_RESULT_OPEN}\n{text}\n{_RESULT_CLOSE}"
+        """The text in ``<tool_response>`` tags, as Qwen's own template writes tool results.
+
+        Corpus text is hostile: a document that spells one of these tags must not be able to end
+        its own tool result, so tags inside the text are broken by a space.
+        """
+        return f"{_RESULT_OPEN}\n{_TAG.sub(_broken, text)}\n{_RESULT_CLOSE}"
 
     @staticmethod
     def _after(rest: str, before: str) -> tuple[CallProblem, ...]:
@@ -160,6 +165,10 @@ class HermesDialect:
         if _CALL_OPEN in rest:
             problems.append(CallProblem.EXTRA_CALLS)
         return tuple(problems)
+
+
+def _broken(tag: re.Match[str]) -> str:
+    return f"< {tag.group(1)}"
 
 
 def _hermes_call(body: Any) -> ToolCall:

@@ -178,3 +178,11 @@ def _packaged(files: tuple[str, ...]) -> str:
 def _unknown(source: str, error: Exception) -> str:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return f"policy.model {source!r} cannot be loaded: {reason}"
+
+
+def end_ids(model: Any) -> tuple[int, ...]:
+    """Tokens that end a text by the model's own generation settings."""
+    eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    if eos is None:
+        return ()
+    return tuple(eos) if isinstance(eos, list) else (int(eos),)

@@ -33,7 +33,7 @@ def select(questions: Mapping[str, Question], qids: Sequence[str], *, where: str
     unknown = [qid for qid in qids if qid not in questions]
     if unknown:
         raise ArtifactError(
-            f"{where}: {len(unknown):,} questions are not in the corpus (first: {unknown[0]!r}), so "
-            "it was made for another one: run `spaniel questions` again"
+            f"{where}: {len(unknown):,} questions are not in the corpus (first: {unknown[0]!r}): "
+            "it was made for another one. Run `spaniel questions` again"
         )
     return [questions[qid] for qid in qids]

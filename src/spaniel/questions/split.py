@@ -6,7 +6,6 @@ all that hangs together so. A component goes to one side as a whole:
     q1 - d1 - q2 - d2 - q3     q4 - d3     q5 - d4        train: q1 q2 q3 q4   test: q5
 """
 
-import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -64,8 +63,8 @@ def make_split(
     A given split is kept, but for training questions that would leak (``cfg.on_leak``).
     Otherwise, or with ``cfg.resplit``, whole components are dealt out at random so that the
     test side gets ``test_frac`` of the questions of each hop count, as near as components
-    allow, or ``num_test`` in all if that is fewer. ``num_train`` and ``num_test`` then cut
-    each side: components in random order, the last one in part.
+    allow, or ``num_test`` in all if that is fewer. ``num_train`` and ``num_test`` cut a side
+    that is larger, component after component in random order, keeping its hop shares.
 
     Args:
         questions: unique qids, targets after hygiene (merging documents can tie questions).
@@ -88,9 +87,8 @@ def make_split(
     else:
         train, test = _deal(parts, cfg, seed)
     _need_both(train, test)
-    order = {q.qid: (_rank(seed, part[0].qid), i) for part in parts for i, q in enumerate(part)}
-    kept_train = _first(train, cfg.num_train, order)
-    kept_test = _first(test, cfg.num_test, order)
+    kept_train = _limited(train, cfg.num_train, seed)
+    kept_test = _limited(test, cfg.num_test, seed)
     split = Split(
         train=tuple(q.qid for q in labelled if q.qid in kept_train),
         test=tuple(q.qid for q in labelled if q.qid in kept_test),
@@ -174,51 +172,79 @@ def _keep_given(
 def _deal(
     parts: Sequence[Component], cfg: QuestionsConfig, seed: int
 ) -> tuple[list[Question], list[Question]]:
-    """Components at random to the test side while they bring its hop counts nearer to the aim."""
+    """Both sides, of whole components; neither is empty."""
+    num = sum(len(part) for part in parts)
     if len(parts) == 1:
         raise DataError(
-            f"all {len(parts[0]):,} questions hang together by shared target documents (one "
-            "component), so no question can be held out without a leak: add questions about "
-            "other documents, or loosen corpus.dedup"
+            f"all {num:,} questions hang together by shared target documents (one component), so "
+            "no question can be held out without a leak: add questions about other documents, or "
+            "merge fewer documents (corpus.dedup)"
         )
-    shuffled = sorted(parts, key=lambda part: _rank(seed, part[0].qid))
-    missing = _aim(parts, cfg)
-    train, test = [], []
-    for part in shuffled:
-        hops = Counter(q.hops for q in part)
-        # Falls when adding the part lowers the squared distance to the aim.
-        change = sum(n * (n - 2 * missing[h]) for h, n in hops.items())
-        (test if change < 0 else train).append(part)
-        if change < 0:
-            for h, n in hops.items():
-                missing[h] -= n
+    wanted = max(round(cfg.test_frac * num), 1)
+    test, train = _draw(parts, min(wanted, cfg.num_test or wanted), seed)
     if not test:
-        smallest = min(train, key=len)
-        train, test = [part for part in train if part is not smallest], [smallest]
-    if not train:
-        smallest = min(test, key=len)
-        train, test = [smallest], [part for part in test if part is not smallest]
-    return [q for part in train for q in part], [q for part in test for q in part]
+        test = [min(train, key=len)]
+        train = [part for part in train if part is not test[0]]
+    elif not train:
+        train = [min(test, key=len)]
+        test = [part for part in test if part is not train[0]]
+    return _flat(train), _flat(test)
 
 
-def _aim(parts: Sequence[Component], cfg: QuestionsConfig) -> dict[int, float]:
-    """Questions wanted on the test side, by hop count."""
-    hops = Counter(q.hops for part in parts for q in part)
-    total = sum(hops.values())
-    wanted = cfg.test_frac * total
-    if cfg.num_test is not None:
-        wanted = min(wanted, cfg.num_test)
-    return {h: n * wanted / total for h, n in hops.items()}
+def _limited(side: Sequence[Question], limit: int | None, seed: int) -> set[str]:
+    """qids of ``limit`` questions of one side, with its shares of hop counts.
+
+    Leaving a question out cannot make a leak, so the last component need not stay whole.
+    """
+    if limit is None or limit >= len(side):
+        return {q.qid for q in side}
+    missing = _shares(Counter(q.hops for q in side), limit)
+    kept = set()
+    for question in _flat(_shuffled(components(side), seed)):
+        if missing[question.hops] > 0:
+            missing[question.hops] -= 1
+            kept.add(question.qid)
+    return kept
 
 
-def _first(questions: Iterable[Question], limit: int | None, order: Mapping[str, Any]) -> set[str]:
-    """qids of the first ``limit`` questions in a random order of components."""
-    return {q.qid for q in sorted(questions, key=lambda q: order[q.qid])[:limit]}
+def _draw(
+    parts: Sequence[Component], wanted: int, seed: int
+) -> tuple[list[Component], list[Component]]:
+    """About ``wanted`` questions of each hop count's share, as whole components, and the rest.
+
+    Components come in random order; one is taken if that lowers the squared distance between
+    the hop counts wanted and taken. Very large components are therefore passed over.
+    """
+    missing = _shares(Counter(q.hops for part in parts for q in part), wanted)
+    taken: list[Component] = []
+    rest: list[Component] = []
+    for part in _shuffled(parts, seed):
+        hops = Counter(q.hops for q in part)
+        change = sum(n * (n - 2 * missing[h]) for h, n in hops.items())
+        if change < 0:
+            taken.append(part)
+            missing.subtract(hops)
+        else:
+            rest.append(part)
+    return taken, rest
 
 
-def _rank(seed: int, qid: str) -> str:
-    """A random place that depends on nothing but the seed and the question."""
-    return hash_of([seed, qid])
+def _shares(counts: Counter[int], wanted: int) -> Counter[int]:
+    """``wanted`` divided in proportion to the counts, in whole numbers (largest remainders)."""
+    total = sum(counts.values())
+    shares = Counter({h: n * wanted // total for h, n in counts.items()})
+    by_remainder = sorted(counts, key=lambda h: (-(counts[h] * wanted % total), h))
+    shares.update(by_remainder[: wanted - sum(shares.values())])
+    return shares
+
+
+def _shuffled(parts: Iterable[Component], seed: int) -> list[Component]:
+    """In an order that depends on nothing but the seed and the components."""
+    return sorted(parts, key=lambda part: hash_of([seed, part[0].qid]))
+
+
+def _flat(parts: Iterable[Component]) -> list[Question]:
+    return [q for part in parts for q in part]
 
 
 def _ties(question: Question) -> list[tuple[str, str]]:

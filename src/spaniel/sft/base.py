@@ -68,9 +68,7 @@ def _tokenizer_texts(recipe: Recipe, cfg: BaseConfig) -> Iterator[str]:
             yield f"{row.get('title', '')}\n{row['text']}"
 
 
-def base_demonstrations(
-    recipe: Recipe, cfg: BaseConfig, renderer: Renderer
-) -> list[Demonstration]:
+def base_demonstrations(recipe: Recipe, cfg: BaseConfig, renderer: Renderer) -> list[Demonstration]:
     """The label teacher's walks through every world."""
     out: list[Demonstration] = []
     for seed in track(world_seeds(cfg), "worlds", cfg.num_worlds, "worlds"):
@@ -119,7 +117,9 @@ def _renamed(question: Question, number: int) -> Question:
 
 
 async def _walk(runner: Runner, questions: Sequence[Question], seed: int) -> list[Trajectory]:
-    return [await runner.trajectory(q, seed=seed_of(seed, q.qid), name=f"{q.qid}/0") for q in questions]
+    return [
+        await runner.trajectory(q, seed=seed_of(seed, q.qid), name=f"{q.qid}/0") for q in questions
+    ]
 
 
 def train_base(
