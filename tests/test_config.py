@@ -41,7 +41,7 @@ def test_a_mistake_in_a_recipe_is_one_clear_line(tmp_path, text, message):
 
 
 def test_a_missing_recipe_is_named():
-    with pytest.raises(ConfigError, match="nowhere.toml: no such recipe"):
+    with pytest.raises(ConfigError, match=r"nowhere\.toml: no such recipe"):
         load_recipe(Path("nowhere.toml"))
 
 
@@ -57,7 +57,7 @@ def test_overrides_win_over_the_file_and_defaults(tmp_path):
 
 def test_an_unknown_override_is_refused_with_a_suggestion(tmp_path):
     path = recipe_file(tmp_path, 'name = "x"')
-    with pytest.raises(ConfigError, match="rl.setps is not a setting; did you mean steps"):
+    with pytest.raises(ConfigError, match=r"rl\.setps is not a setting; did you mean steps"):
         load_recipe(path, {"rl.setps": "5"})
 
 

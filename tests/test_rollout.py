@@ -1,7 +1,9 @@
 import asyncio
+import itertools
 from dataclasses import replace
 
 import pytest
+from tests.doubles import BrokenEngine, WordEngine, lighthouse_documents
 
 from spaniel.config import EnvConfig, RewardConfig
 from spaniel.env.episode import Environment
@@ -10,7 +12,6 @@ from spaniel.policy.scripted import ScriptedPolicy
 from spaniel.renderer import ByteRenderer
 from spaniel.rollout import Runner, check_failures, check_ledger, seed_of
 from spaniel.types import Question, StopReason
-from tests.doubles import BrokenEngine, WordEngine, lighthouse_documents
 
 QUESTION = Question(
     qid="q", text="Who founded the company of the lighthouse?", targets=("d1", "d2")
@@ -79,7 +80,7 @@ def test_the_ledger_is_what_the_policy_was_asked_and_answered():
 def test_the_prompt_of_each_turn_extends_the_one_before():
     _, made = roll(good_policy)
     prompts = [r.token_ids for r in made.policy.requests]
-    for before, after in zip(prompts, prompts[1:], strict=False):
+    for before, after in itertools.pairwise(prompts):
         assert after[: len(before)] == before
 
 

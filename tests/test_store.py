@@ -114,9 +114,14 @@ def test_a_body_that_raises_leaves_the_old_directory(tmp_path):
     final = tmp_path / "index"
     with publish_directory(final, {"n": 1}) as partial:
         (partial / "data").write_text("old")
-    with pytest.raises(RuntimeError), publish_directory(final, {"n": 2}) as partial:
-        (partial / "data").write_text("new")
-        raise RuntimeError
+
+    def dies() -> None:
+        with publish_directory(final, {"n": 2}) as partial:
+            (partial / "data").write_text("new")
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        dies()
     assert (final / "data").read_text() == "old"
     assert read_manifest(final, made_by="x")["n"] == 1
     assert [p.name for p in tmp_path.iterdir()] == ["index"]

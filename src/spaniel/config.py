@@ -39,6 +39,8 @@ class WorldSource(StageConfig):
     """Fewest documents a question needs."""
     max_hops: int = Field(5, ge=1, le=5)
     """Most documents a question needs."""
+    test_frac: float = Field(0.3, gt=0, lt=1)
+    """Share of the questions over the test side's pages: the sides share no target."""
 
 
 class BeirSource(StageConfig):
@@ -193,8 +195,8 @@ class QuestionsConfig(StageConfig):
     resplit: bool = False
     """Ignore the source's split and divide the questions anew, without leaks."""
     on_leak: Literal["drop", "error"] = "drop"
-    """What happens when the source's split shares target documents between train and test:
-    leave the training questions concerned out, so that the test set stays whole, or stop."""
+    """What happens to training questions that share target documents with test questions: they
+    are left out, so that the test set stays whole; or a given split that leaks is refused."""
 
 
 class PreflightConfig(StageConfig):

@@ -2,12 +2,12 @@
 evaluation and serving, so changing a line here changes all three."""
 
 import pytest
+from tests.doubles import WordEngine, lighthouse_documents
 
 from spaniel.config import EnvConfig
 from spaniel.env.episode import Environment, Episode
 from spaniel.errors import QueryError
 from spaniel.types import FinishReason, Question
-from tests.doubles import WordEngine, lighthouse_documents
 
 QUESTION = Question(qid="q", text="Who taught the founder?", targets=("d1", "d3"))
 

@@ -1,3 +1,5 @@
+import contextlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +9,10 @@ from spaniel.env.tools import FINDER_TOOLS, CallError
 from spaniel.types import ToolCall
 
 text = st.text(max_size=60)
+PIECES = (
+    *("<tool_call>", "</tool_call>", "<think>", "</think>", "search(", "report("),
+    *('"', "'", "[", "]", ")", "{", "}", "\\", "\n", '"name"', ":", ",", "\x00", "-1.5"),
+)
 calls = st.one_of(
     st.builds(lambda q: ToolCall(name="search", arguments={"query": q}), text),
     st.builds(lambda q: ToolCall(name="read", arguments={"doc_id": q}), text),
@@ -26,19 +32,14 @@ def test_what_a_dialect_writes_it_reads_back(dialect, call):
     noise=st.one_of(
         st.text(max_size=200),
         st.lists(
-            st.sampled_from(
-                ["<tool_call>", "</tool_call>", "<think>", "</think>", "search(", '"', "[", "]"]
-                + [")", "{", "}", "\\", "\n", '"name"', ":", "report(", "'", "\x00", "-1.5", ","]
-            ),
+            st.sampled_from(PIECES),
             max_size=30,
         ).map("".join),
     )
 )
 def test_a_parser_raises_nothing_but_call_errors(dialect, noise):
-    try:
+    with contextlib.suppress(CallError):
         parse_turn(dialect, noise, FINDER_TOOLS)
-    except CallError as error:
-        assert error.message
 
 
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)

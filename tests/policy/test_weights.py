@@ -83,6 +83,7 @@ def test_a_tied_weight_may_be_named_once():
         load_weights(model, {n: v for n, v in once.items() if "embed_tokens" not in n})
 
 
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing")
 def test_prompt_learning_is_refused():
     import peft
 

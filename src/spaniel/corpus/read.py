@@ -1,6 +1,5 @@
 """Documents and questions in, from whatever source a recipe names."""
 
-import importlib
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -80,11 +79,18 @@ def _read(source: Source, reading: Reading) -> Found:
 
 def _read_world(source: WorldSource, reading: Reading) -> Found:
     # Imported late: a run over one's own documents needs no generator.
-    world = importlib.import_module("spaniel.world").generate_world(source.pages, source.seed)
-    questions = world.questions(
-        source.questions, seed=source.seed, min_hops=source.min_hops, max_hops=source.max_hops
+    from spaniel.world import generate_world, sided_questions
+
+    world = generate_world(source.pages, source.seed)
+    questions, sides = sided_questions(
+        world,
+        source.questions,
+        seed=source.seed,
+        min_hops=source.min_hops,
+        max_hops=source.max_hops,
+        test_frac=source.test_frac,
     )
-    return Found(documents=list(world.documents()), questions=list(questions))
+    return Found(documents=list(world.documents()), questions=questions, given_split=sides)
 
 
 def _with_links_inside(document: Document, known: frozenset[str], reading: Reading) -> Document:

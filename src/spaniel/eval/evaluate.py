@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spaniel import __version__
-from spaniel.errors import ArtifactError, ConfigError
+from spaniel.errors import ConfigError
 from spaniel.eval.baselines import Lists, bm25_lists, searched_lists
 from spaniel.eval.bill import Bill, QueryUse, StageUse, bill_lines, make_bill
 from spaniel.eval.examples import choose_examples

@@ -1,5 +1,6 @@
 """The model that searches, by name: device, precision, adapters."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,9 @@ def add_lora(model: Any, cfg: LoraConfig, *, seed: int) -> Any:
         target_modules=targets if isinstance(targets, str) else list(targets),
         task_type="CAUSAL_LM",
     )
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        # PEFT asks the model for an attribute that transformers has deprecated.
+        warnings.simplefilter("ignore", FutureWarning)
         torch.manual_seed(seed)
         try:
             model = peft.get_peft_model(model, settings)

@@ -4,6 +4,8 @@ Questions are tied where they share a target document or have the same text; a c
 all that hangs together so. A component goes to one side as a whole:
 
     q1 - d1 - q2 - d2 - q3     q4 - d3     q5 - d4        train: q1 q2 q3 q4   test: q5
+
+Where one component holds so much that the test side cannot be filled, it is cut (``cut.py``).
 """
 
 from collections import Counter, defaultdict
@@ -17,11 +19,14 @@ from spaniel.corpus.merges import DisjointSets
 from spaniel.corpus.normalise import text_key
 from spaniel.errors import ArtifactError, DataError
 from spaniel.progress import say
+from spaniel.questions.cut import Tie, cut
 from spaniel.store import from_plain, hash_of, read_json, to_plain, write_json
 from spaniel.types import Question
 
 GIANT_FRAC = 0.5
 """A component above this share of the questions is worth a warning."""
+ENOUGH_FRAC = 0.9
+"""Share of the wanted test questions that whole components must bring."""
 
 Component = list[Question]
 
@@ -41,8 +46,8 @@ class Split:
     unlabelled: int = 0
     """Questions left out because they have no target."""
     leaking: int = 0
-    """Training questions of a given split left out because they share a target document or
-    their text with a test question."""
+    """Questions left out of training because they share a target document or their text with
+    a test question."""
     over_limit: int = 0
     """Questions left out by ``num_train`` and ``num_test``."""
 
@@ -63,8 +68,10 @@ def make_split(
     A given split is kept, but for training questions that would leak (``cfg.on_leak``).
     Otherwise, or with ``cfg.resplit``, whole components are dealt out at random so that the
     test side gets ``test_frac`` of the questions of each hop count, as near as components
-    allow, or ``num_test`` in all if that is fewer. ``num_train`` and ``num_test`` cut a side
-    that is larger, component after component in random order, keeping its hop shares.
+    allow, or ``num_test`` in all if that is fewer. If they do not allow nine tenths of it, and
+    ``cfg.on_leak`` is ``"drop"``, the questions are cut apart and those between left out.
+    ``num_train`` and ``num_test`` cut a side that is larger, component after component in
+    random order, keeping its hop shares.
 
     Args:
         questions: unique qids, targets after hygiene (merging documents can tie questions).
@@ -72,7 +79,7 @@ def make_split(
 
     Raises:
         DataError: no labelled question is left on a side; a given split leaks and ``on_leak``
-            is ``"error"``; or all questions hang together, so that none can be held out.
+            is ``"error"``; or all questions hang together and cannot be parted.
     """
     labelled = [q for q in questions if q.targets]
     if not labelled:
@@ -81,11 +88,10 @@ def make_split(
             "to train on or to score"
         )
     parts = components(labelled)
-    leaking: set[str] = set()
     if given is not None and not cfg.resplit:
-        train, test, leaking = _keep_given(labelled, given, cfg)
+        train, test = _keep_given(labelled, given, cfg)
     else:
-        train, test = _deal(parts, cfg, seed)
+        train, test = _deal(labelled, parts, cfg, seed)
     _need_both(train, test)
     kept_train = _limited(train, cfg.num_train, seed)
     kept_test = _limited(test, cfg.num_test, seed)
@@ -96,7 +102,7 @@ def make_split(
         components=len(parts),
         largest_component=max(len(part) for part in parts),
         unlabelled=len(questions) - len(labelled),
-        leaking=len(leaking),
+        leaking=len(labelled) - len(train) - len(test),
         over_limit=len(train) + len(test) - len(kept_train) - len(kept_test),
     )
     for line in _lines(split, len(labelled), redealt=given is None or cfg.resplit):
@@ -147,8 +153,8 @@ def load_split(path: Path) -> Split:
 
 def _keep_given(
     questions: Sequence[Question], given: Mapping[str, str], cfg: QuestionsConfig
-) -> tuple[list[Question], list[Question], set[str]]:
-    """Both sides as given, and the qids of training questions left out because they leak."""
+) -> tuple[list[Question], list[Question]]:
+    """Both sides as given, without training questions that leak."""
     unknown = [q.qid for q in questions if given.get(q.qid) not in ("train", "test")]
     if unknown:
         raise DataError(f"the given split has no side for {len(unknown):,} questions: {unknown[0]}")
@@ -163,25 +169,31 @@ def _keep_given(
             f'target documents or their text with test questions. Set questions.on_leak = "drop" '
             "to leave them out, or questions.resplit = true to divide all questions anew"
         )
-    return [q for q in train if q.qid not in leaking], test, leaking
+    return [q for q in train if q.qid not in leaking], test
 
 
 # --- dealing out --------------------------------------------------------------------------
 
 
 def _deal(
-    parts: Sequence[Component], cfg: QuestionsConfig, seed: int
+    questions: Sequence[Question], parts: Sequence[Component], cfg: QuestionsConfig, seed: int
 ) -> tuple[list[Question], list[Question]]:
-    """Both sides, of whole components; neither is empty."""
-    num = sum(len(part) for part in parts)
+    """Both sides: of whole components, or cut apart where these cannot fill the test side."""
+    wanted = max(round(cfg.test_frac * len(questions)), 1)
+    wanted = min(wanted, cfg.num_test or wanted)
+    test, train = _draw(parts, wanted, seed)
+    if cfg.on_leak == "drop" and sum(len(part) for part in test) < ENOUGH_FRAC * wanted:
+        hops = Counter(q.hops for q in questions)
+        kept, held_out = cut(questions, _shares(hops, wanted), _ties, seed)
+        if len(held_out) > sum(len(part) for part in test):
+            return kept, held_out
     if len(parts) == 1:
         raise DataError(
-            f"all {num:,} questions hang together by shared target documents (one component), so "
-            "no question can be held out without a leak: add questions about other documents, or "
-            "merge fewer documents (corpus.dedup)"
+            f"all {len(questions):,} questions hang together by shared target documents (one "
+            "component), so no question can be held out without a leak: add questions about "
+            "other documents, merge fewer documents (corpus.dedup), or set questions.on_leak = "
+            '"drop" if it is "error"'
         )
-    wanted = max(round(cfg.test_frac * num), 1)
-    test, train = _draw(parts, min(wanted, cfg.num_test or wanted), seed)
     if not test:
         test = [min(train, key=len)]
         train = [part for part in train if part is not test[0]]
@@ -247,7 +259,7 @@ def _flat(parts: Iterable[Component]) -> list[Question]:
     return [q for part in parts for q in part]
 
 
-def _ties(question: Question) -> list[tuple[str, str]]:
+def _ties(question: Question) -> list[Tie]:
     """What another question must not have in common across the split."""
     return [("text", text_key(question.text)), *(("document", d) for d in question.targets)]
 
@@ -273,13 +285,13 @@ def _lines(split: Split, num_labelled: int, *, redealt: bool) -> list[str]:
         lines.append(f"left out {split.unlabelled:,} questions without a target document")
     if split.leaking:
         lines.append(
-            f"left out {split.leaking:,} training questions that share a target document or their "
-            "text with a test question"
+            f"left out {split.leaking:,} questions from training that share a target document or "
+            "their text with a test question"
         )
     if redealt and split.largest_component > GIANT_FRAC * num_labelled:
         lines.append(
             f"warning: one component holds {split.largest_component:,} of {num_labelled:,} "
-            "questions (they share target documents), so the sides cannot have the sizes and hop "
-            "counts asked for"
+            "questions (they share target documents); more questions, or questions about more "
+            "documents, make larger sides"
         )
     return lines

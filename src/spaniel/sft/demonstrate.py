@@ -27,10 +27,12 @@ _NAME = re.compile(rf"{_CAPITALISED}(?:,? (?:{_SMALL} ){{0,2}}{_CAPITALISED})*")
 _WORD = re.compile(r"[\w'\u2019\-]+")
 _PARENTHESIS = re.compile(r" \([^)]*\)$")
 _QUESTION_WORDS = frozenset(
-    ["who", "whom", "whose", "what", "which", "when", "where", "why", "how", "the", "a", "an"]
-    + ["in", "of", "is", "are", "was", "were", "did", "does", "do", "that", "and", "or", "to"]
-    + ["for", "by", "on", "at", "from", "with", "it", "its", "has", "have", "had", "be", "been"]
-    + ["as", "than", "this", "name"]
+    word
+    for line in (
+        "who whom whose what which when where why how the a an in of is are was were did does",
+        "do that and or to for by on at from with it its has have had be been as than this name",
+    )
+    for word in line.split()
 )
 MAX_TRIED = 8
 """Queries the teacher tries on the engine before it gives a document up."""
