@@ -1,6 +1,6 @@
 """Rollouts per second of the sampling engine, against the same loop over transformers.generate.
 
-    python bench/engine_speed.py [--runs 3] [--threads 2] [--model random-tiny]
+    python bench/engine_speed.py [--runs 3] [--threads 2] [--episodes 96] [--model random-tiny]
 
 96 episodes of 6 turns at once, in groups of 8 with the same first prompt; observations of 70-130
 tokens, turns of 15-35 sampled tokens (100 and 25 on average), as an agent that searches. No
@@ -29,7 +29,7 @@ from spaniel.policy.load import load_policy_model
 from spaniel.policy.model_runner import ModelRunner
 from spaniel.policy.torch_engine import TorchEngine
 
-EPISODES, GROUP, TURNS = 96, 8, 6
+GROUP, TURNS = 8, 6
 PROMPT, OBSERVATION, TURN = 150, (70, 130), (15, 35)
 
 
@@ -40,10 +40,12 @@ class Vocabulary:
         return 4096
 
 
-def workload(vocab_size: int) -> list[tuple[list[int], list[tuple[int, list[int]]]]]:
+def workload(
+    num_episodes: int, vocab_size: int
+) -> list[tuple[list[int], list[tuple[int, list[int]]]]]:
     """For each episode its prompt, and (tokens to sample, observation) of each turn."""
     episodes = []
-    for number in range(EPISODES):
+    for number in range(num_episodes):
         group, own = random.Random(number // GROUP), random.Random(1000 + number)
         prompt = [group.randrange(vocab_size) for _ in range(PROMPT)]
         turns = [
@@ -58,7 +60,7 @@ def workload(vocab_size: int) -> list[tuple[list[int], list[tuple[int, list[int]
 
 
 def with_engine(model: Any, work: Any) -> dict[str, int]:
-    engine = TorchEngine(model, stop_ids=[], decode=lambda ids: "", max_live_episodes=EPISODES)
+    engine = TorchEngine(model, stop_ids=[], decode=lambda ids: "", max_live_episodes=len(work))
 
     async def episode(number: int, prompt: list[int], turns: Any) -> None:
         ids = list(prompt)
@@ -104,9 +106,9 @@ def with_generate(model: Any, work: Any) -> None:
             history += [*out[row, longest : longest + count].tolist(), *observation]
 
 
-def pass_speeds(model: Any, vocab_size: int) -> dict[str, float]:
+def pass_speeds(model: Any, num_episodes: int, vocab_size: int) -> dict[str, float]:
     """Median milliseconds of a decode pass over all episodes, and prefill tokens per second."""
-    runner = ModelRunner(model, max_slots=EPISODES)
+    runner = ModelRunner(model, max_slots=num_episodes)
     rng = random.Random(0)
 
     def chunk(slot: int, start: int, count: int) -> Chunk:
@@ -117,19 +119,21 @@ def pass_speeds(model: Any, vocab_size: int) -> dict[str, float]:
         run()
         return statistics.median(timed(run) for _ in range(times))
 
-    for slot in range(EPISODES):
+    for slot in range(num_episodes):
         runner.forward([chunk(slot, 0, 800)])
     speeds = {}
     for length in (200, 400, 700):
         seconds = median(
             lambda length=length: runner.forward(
-                [chunk(slot, length - rng.randrange(60), 1) for slot in range(EPISODES)]
+                [chunk(slot, length - rng.randrange(60), 1) for slot in range(num_episodes)]
             ),
             15,
         )
-        speeds[f"decode_ms_{EPISODES}_rows_at_{length}"] = round(1000 * seconds, 2)
-    seconds = median(lambda: runner.forward([chunk(slot, 400, 100) for slot in range(20)]), 7)
-    speeds["prefill_tokens_per_s_at_400"] = round(2000 / seconds)
+        speeds[f"decode_ms_{num_episodes}_rows_at_{length}"] = round(1000 * seconds, 2)
+    seconds = median(
+        lambda: runner.forward([chunk(slot, 400, 100) for slot in range(min(20, num_episodes))]), 7
+    )
+    speeds["prefill_tokens_per_s_at_400"] = round(100 * min(20, num_episodes) / seconds)
     return speeds
 
 
@@ -145,6 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--episodes", type=int, default=96)
     parser.add_argument("--model", default="random-tiny")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
@@ -152,7 +157,7 @@ def main() -> None:
     cfg = PolicyConfig(model=args.model, device=args.device, dtype=args.dtype, threads=args.threads)
     model, _ = load_policy_model(cfg, seed=0, tokenizer=Vocabulary())
     vocab_size = model.get_input_embeddings().num_embeddings
-    work = workload(vocab_size)
+    work = workload(args.episodes, vocab_size)
     counts: dict[str, int] = {}
     engine_s, generate_s = [], []
     for _ in range(args.runs):
@@ -167,15 +172,15 @@ def main() -> None:
         "machine": platform.processor() or platform.machine(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "episodes": EPISODES,
+        "episodes": args.episodes,
         "turns": TURNS,
         "engine_s": [round(s, 2) for s in engine_s],
         "generate_s": [round(s, 2) for s in generate_s],
-        "engine_rollouts_per_s": round(EPISODES / engine, 2),
-        "generate_rollouts_per_s": round(EPISODES / generate, 2),
+        "engine_rollouts_per_s": round(args.episodes / engine, 2),
+        "generate_rollouts_per_s": round(args.episodes / generate, 2),
         "ratio": round(generate / engine, 2),
         "engine_counts": counts,
-        **pass_speeds(model, vocab_size),
+        **pass_speeds(model, args.episodes, vocab_size),
     }
     print(json.dumps(result, indent=2))
 

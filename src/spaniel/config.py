@@ -380,8 +380,9 @@ class BaseConfig(StageConfig):
     """Wall-clock budget of the training; the schedule is laid out over it."""
     trajectories_per_step: int = Field(16, ge=1)
     """Demonstrations of one optimizer step."""
-    observation_loss_weight: float = Field(0.1, ge=0, le=1)
-    """Loss on context tokens: a model from random weights has to learn the prose too."""
+    observation_loss_weight: float = Field(0.3, ge=0, le=1)
+    """Loss on context tokens while the questions are easy: a model from random weights has to
+    learn the prose first."""
     optimizer: OptimizerConfig = OptimizerConfig(
         learning_rate=2e-3, schedule="cosine", weight_decay=0.01
     )

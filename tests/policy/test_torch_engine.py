@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tests.policy.tiny_models import KINDS, VOCAB, full_logits, some_ids, tiny
@@ -167,6 +168,16 @@ def test_the_same_seeds_give_the_same_tokens_and_passes_and_others_do_not():
     assert len(set(asyncio.run(main(engine_of(model))))) == 6
 
 
+def test_each_token_is_drawn_by_the_next_number_of_its_seed():
+    model = tiny("llama")
+    with torch.no_grad():
+        model.lm_head.weight.zero_()  # every token equally likely
+    done = asyncio.run(engine_of(model).complete(request("a", [1], max_tokens=50, seed=8)))
+    numbers = np.random.Generator(np.random.Philox(8)).random(50)
+    assert done.token_ids == tuple(int(number * VOCAB) for number in numbers)
+    assert done.logprobs == pytest.approx([-math.log(VOCAB)] * 50, abs=1e-5)
+
+
 def test_a_stop_token_ends_the_turn_and_is_kept_in_ids_but_not_in_text():
     model = tiny("llama")
     prompt = some_ids(6, seed=3)
@@ -268,24 +279,32 @@ def test_weights_that_do_not_fit_are_refused_and_nothing_is_copied():
     assert engine.version == 0
 
 
-def test_a_broken_forward_pass_fails_its_requests_and_the_engine_goes_on():
-    model = tiny("lfm2")
+@pytest.mark.parametrize("kind", ["llama", "lfm2"])
+def test_a_broken_forward_pass_fails_its_requests_and_leaves_no_trace(kind):
+    model = tiny(kind)
     engine = engine_of(model)
-    expected = greedy(model, some_ids(5, seed=1), 3)
+    prompt = some_ids(5, seed=1)
 
     async def main():
+        firsts = await asyncio.gather(
+            *(engine.complete(request(name, prompt, max_tokens=3)) for name in "ab")
+        )
+        ids = [(*prompt, *done.token_ids, *some_ids(4, seed=2)) for done in firsts]
+        asked = [request(name, each, max_tokens=3) for name, each in zip("ab", ids, strict=True)]
         head = model.lm_head.forward
-        model.lm_head.forward = lambda _: 1 / 0
-        asked = (request(name, some_ids(5, seed=1), max_tokens=3) for name in "ab")
+        model.lm_head.forward = lambda _: 1 / 0  # breaks when every layer has been cached
         failures = await asyncio.gather(*map(engine.complete, asked), return_exceptions=True)
         model.lm_head.forward = head
-        again = request("a", some_ids(5, seed=1), max_tokens=3, temperature=0)
-        return failures, await engine.complete(again)
+        again = await asyncio.gather(*map(engine.complete, asked))
+        fresh = await asyncio.gather(*map(engine_of(model).complete, asked))
+        return failures, again, fresh
 
-    failures, done = asyncio.run(main())
+    failures, again, fresh = asyncio.run(main())
     assert [type(failure) for failure in failures] == [PolicyError, PolicyError]
     assert "ZeroDivisionError" in str(failures[0])
-    assert done.token_ids == expected
+    for done, expected in zip(again, fresh, strict=True):
+        assert done.token_ids == expected.token_ids
+        assert done.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
 
 
 def test_logits_that_are_not_finite_are_an_error_not_a_completion():

@@ -14,9 +14,17 @@ form h1 h2 h3 h4 h5 h6 header hr li main nav ol p pre section summary table tbod
 ul
 """
 BLOCKS = _BLOCKS.split()
-UNSEEN = ["script", "style", "noscript", "template", "iframe", "object", "svg", "head"]
-# A space between the cells of a row keeps their words apart.
-CELLS = ["td", "th"]
+# Not ``head``: a page that forgets to close it has its body inside.
+UNSEEN = frozenset(["script", "style", "noscript", "template", "iframe", "object", "svg", "title"])
+_SEPARATORS = {
+    **dict.fromkeys(BLOCKS, ("\n", "\n")),
+    "br": ("\n", ""),
+    # A space between the cells of a row keeps their words apart.
+    "td": ("", " "),
+    "th": ("", " "),
+}
+_KEPT = "\0"
+"""Stands for a space of ``<pre>``; HTML text holds no NUL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +65,8 @@ def parse_html(source: str, where: str) -> HtmlPage:
             # A short page that looks like a file name, or XHTML, is still a page here.
             warnings.simplefilter("ignore")
             soup = bs4.BeautifulSoup(source, "html.parser")
-        title = _title(soup)
-        for tag in soup(UNSEEN):
-            tag.decompose()
-        hrefs = tuple(str(a["href"]) for a in soup("a", href=True))
-        return HtmlPage(title=title, text=_text(soup, bs4), hrefs=hrefs)
+        text, hrefs = _walk(soup, bs4.NavigableString, bs4.element.PreformattedString)
+        return HtmlPage(title=_title(soup), text=text, hrefs=hrefs)
     except (RecursionError, bs4.exceptions.ParserRejectedMarkup) as error:
         raise DataError(f"{where}: not readable as HTML: {type(error).__name__}") from None
 
@@ -74,17 +79,37 @@ def _title(soup: Any) -> str:
     return ""
 
 
-def _text(soup: Any, bs4: Any) -> str:
-    """Blocks end lines, ``<pre>`` keeps its own, other white space is one space."""
-    for string in soup.find_all(string=True):
-        if string.find_parent("pre") is None:
-            string.replace_with(type(string)(re.sub(r"\s+", " ", string)))
-    for tag in soup(BLOCKS):
-        tag.insert_before("\n")
-        tag.insert_after("\n")
-    for tag in soup("br"):
-        tag.replace_with("\n")
-    for tag in soup(CELLS):
-        tag.insert_after(" ")
-    lines = (line.rstrip() for line in soup.get_text().split("\n"))
-    return "\n".join(line if line[:2].isspace() else line.lstrip() for line in lines if line)
+def _walk(soup: Any, string_class: type, unseen_class: type) -> tuple[str, tuple[str, ...]]:
+    """Text and addresses of what is shown, in order.
+
+    Blocks end lines, ``<pre>`` keeps its white space, all other white space is one space. A
+    stack in place of recursion and of changes to the tree keeps deep nesting fast.
+    """
+    parts: list[str] = []
+    hrefs: list[str] = []
+    stack: list[tuple[Any, bool]] = [(soup, False)]
+    while stack:
+        node, in_pre = stack.pop()
+        name = getattr(node, "name", None) or ""
+        if isinstance(node, unseen_class) or name in UNSEEN:
+            continue
+        if isinstance(node, string_class):
+            parts.append(_protected(str(node)) if in_pre else re.sub(r"\s+", " ", str(node)))
+        elif isinstance(node, str):
+            parts.append(node)
+        else:
+            before, after = _SEPARATORS.get(name, ("", ""))
+            inside = in_pre or name == "pre"
+            stack.append((after, False))
+            stack.extend((child, inside) for child in reversed(node.contents))
+            parts.append(before)
+            if name == "a" and node.get("href"):
+                hrefs.append(str(node["href"]))
+    lines = (re.sub(r"\s+", " ", line).strip() for line in "".join(parts).split("\n"))
+    text = "\n".join(line.replace(_KEPT, " ").rstrip() for line in lines if line)
+    return text.strip("\n"), tuple(hrefs)
+
+
+def _protected(text: str) -> str:
+    """Text of ``<pre>``, its spaces out of reach of the collapsing."""
+    return text.expandtabs().replace("\r", "").replace(" ", _KEPT)

@@ -29,9 +29,8 @@ from spaniel.types import Document, Hit
 
 _CHUNK = 512
 """Texts encoded between two looks at the progress."""
-_MAX_SCORES = 32_000_000
-"""Query-document products held at once (128 MB)."""
 _DECIMALS = 6
+"""Of a similarity; what differs behind them is a tie."""
 
 
 class DenseEngine:
@@ -61,7 +60,7 @@ class DenseEngine:
         return hash_of(["dense", self.lexical.fingerprint, self.encoder.fingerprint])
 
     def search(self, query: str, k: int) -> list[Hit]:
-        """At most ``k`` hits by similarity, with snippets; similarities within 1e-6 are ties.
+        """At most ``k`` hits by similarity, with snippets; ties (to 6 decimals) by docid.
 
         Raises:
             QueryError: the query holds more than one ``site:``.
@@ -80,13 +79,11 @@ class DenseEngine:
         if not asked:
             return results
         encoded = _checked(self.encoder.encode_queries([texts[i] for i in asked]), len(asked))
-        step = max(1, _MAX_SCORES // len(self.vectors))
-        for begin in range(0, len(asked), step):
-            products = encoded[begin : begin + step] @ self.vectors.T
-            for i, scores in zip(asked[begin : begin + step], products, strict=True):
-                rows = self._allowed(parsed[i].site)
-                excerpt = self.lexical.snippets.of_query(parsed[i])
-                results[i] = self.lexical.hits(top_rows(scores, k, rows), excerpt)
+        for i, vector in zip(asked, encoded, strict=True):
+            # One product a query: in a product of many the last bits depend on the others.
+            scores = self.vectors @ vector
+            ranked = top_rows(scores, k, self._allowed(parsed[i].site))
+            results[i] = self.lexical.hits(ranked, self.lexical.snippets.of_query(parsed[i]))
         return results
 
     def read(self, docid: str) -> Document:
@@ -107,7 +104,7 @@ def top_rows(
     """The best ``k`` (row, score), ties by row; equal to a full sort.
 
     Args:
-        scores: [num_rows], rounded to 6 decimals here: a product in another batch differs in
+        scores: [num_rows], rounded to 6 decimals here: equal texts get products that differ in
             the last bits, which must not decide a rank.
         rows: ascending rows to choose from; all by default.
     """
@@ -141,19 +138,16 @@ def build_dense(index: Path, cfg: IndexConfig, *, encoder: Encoder | None = None
         ArtifactError: there is no complete index.
         DataError: the encoder gives vectors of another number or that are not finite.
     """
-    read_manifest(index, made_by="spaniel index")
+    content = read_manifest(index, made_by="spaniel index")["content"]
     encoder = encoder or encoder_of(cfg)
     texts = TextStore(index / "texts")
     directory = vectors_directory(index)
-    hashes = _text_hashes(texts)
-    manifest = {
-        "texts": hashlib.sha256(hashes.tobytes()).hexdigest()[:16],
-        "encoder": encoder.fingerprint,
-    }
+    manifest = {"content": content, "encoder": encoder.fingerprint, "num_documents": len(texts)}
     old = _OldVectors(directory, encoder.fingerprint)
-    if old.manifest is not None and manifest.items() <= old.manifest.items():
+    if old.manifest == manifest:
         return 0
-    with publish_directory(directory, {**manifest, "num_documents": len(texts)}) as partial:
+    hashes = _text_hashes(texts)
+    with publish_directory(directory, manifest) as partial:
         num_encoded = _write_vectors(partial / "vectors.npy", texts, hashes, old, encoder)
         np.save(partial / "hashes.npy", hashes)
     return num_encoded
@@ -181,6 +175,10 @@ def open_dense(
     manifest = read_manifest(directory, made_by="spaniel index")
     if manifest["encoder"] != encoder.fingerprint:
         raise ArtifactError(f"{directory}: made by another encoder: run `spaniel index` again")
+    if manifest["content"] != lexical.content:
+        raise ArtifactError(
+            f"{directory}: the vectors are of other documents: run `spaniel index` again"
+        )
     vectors = np.load(directory / "vectors.npy", mmap_mode="r")
     return DenseEngine(lexical, vectors, encoder)
 

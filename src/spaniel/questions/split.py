@@ -81,6 +81,7 @@ def make_split(
         DataError: no labelled question is left on a side; a given split leaks and ``on_leak``
             is ``"error"``; or all questions hang together and cannot be parted.
     """
+    assert len({q.qid for q in questions}) == len(questions), "qids must be unique"
     labelled = [q for q in questions if q.targets]
     if not labelled:
         raise DataError(
@@ -252,7 +253,7 @@ def _shares(counts: Counter[int], wanted: int) -> Counter[int]:
 
 def _shuffled(parts: Iterable[Component], seed: int) -> list[Component]:
     """In an order that depends on nothing but the seed and the components."""
-    return sorted(parts, key=lambda part: hash_of([seed, part[0].qid]))
+    return sorted(parts, key=lambda part: hash_of([seed, min(q.qid for q in part)]))
 
 
 def _flat(parts: Iterable[Component]) -> list[Question]:
@@ -288,10 +289,12 @@ def _lines(split: Split, num_labelled: int, *, redealt: bool) -> list[str]:
             f"left out {split.leaking:,} questions from training that share a target document or "
             "their text with a test question"
         )
-    if redealt and split.largest_component > GIANT_FRAC * num_labelled:
+    giant = split.largest_component > GIANT_FRAC * num_labelled
+    if giant and (redealt or split.leaking):
+        advice = "a smaller questions.num_test" if redealt else "questions.resplit = true"
         lines.append(
             f"warning: one component holds {split.largest_component:,} of {num_labelled:,} "
-            "questions (they share target documents); more questions, or questions about more "
-            "documents, make larger sides"
+            f"questions (they share target documents); {advice}, or questions about more "
+            "documents, would leave more to train on"
         )
     return lines

@@ -147,9 +147,13 @@ def train_base(
         if step < cfg.copy_steps:
             samples = copy_samples(cfg.trajectories_per_step * 2, vocab_size, rng)
         else:
-            pool = easy if done < cfg.easy_frac else demonstrations
+            early = done < cfg.easy_frac
+            pool = easy if early else demonstrations
             chosen = [rng.choice(pool) for _ in range(cfg.trajectories_per_step)]
-            samples = demonstration_samples(chosen, cfg.observation_loss_weight)
+            # Early on the prose teaches to copy, too: a name in a hit comes again in the
+            # document that is read. Later it would only be paid for.
+            weight = cfg.observation_loss_weight if early else 0.0
+            samples = demonstration_samples(chosen, weight)
         step += 1
         metrics = learner.step(samples, cross_entropy)
         on_step(step, {**metrics, "progress": done})
@@ -157,15 +161,14 @@ def train_base(
 
 
 def copy_samples(count: int, vocab_size: int, rng: random.Random) -> list[TrainingSample]:
-    """Random pieces that come again: predicting the second time is copying the first."""
+    """Random pieces of a small alphabet that come again: the second time is copied."""
     samples = []
     for _ in range(count):
-        pieces = [
-            [rng.randrange(3, vocab_size) for _ in range(rng.randint(3, 12))] for _ in range(6)
-        ]
+        alphabet = [rng.randrange(3, vocab_size) for _ in range(24)]
+        pieces = [rng.choices(alphabet, k=rng.randint(3, 8)) for _ in range(6)]
         ids = [token for piece in pieces for token in piece]
         num_first = len(ids)
-        for _ in range(10):
+        for _ in range(20):
             ids += rng.choice(pieces)
         weight = 1.0 / (count * (len(ids) - num_first))
         weights = [0.0] * num_first + [weight] * (len(ids) - num_first)
