@@ -62,7 +62,7 @@ def index_search(
 ) -> None:
     """Search the index as the policy does."""
     from spaniel.run import Run
-    from spaniel.stages import Workbench
+    from spaniel.workbench import Workbench
 
     bench = Workbench(Run(_load(recipe, ctx.args)))
     hits = bench.engine.search(query, k)

@@ -124,9 +124,7 @@ def decoder_and_head(model: nn.Module) -> tuple[nn.Module, nn.Module]:
     Raises:
         ConfigError: the model changes its logits after the projection (soft-capping, scaling).
     """
-    base: Any = model
-    if hasattr(model, "peft_config"):
-        base = base.get_base_model()
+    base = base_model_of(model)
     config = base.config
     for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
         value = getattr(config, name, None)
@@ -135,6 +133,12 @@ def decoder_and_head(model: nn.Module) -> tuple[nn.Module, nn.Module]:
                 f"{type(base).__name__} changes its logits ({name}={value}): not supported"
             )
     return base.base_model, base.get_output_embeddings()
+
+
+def base_model_of(model: nn.Module) -> Any:
+    """The transformers model inside a PEFT wrapper, or the model itself."""
+    base: Any = model
+    return base.get_base_model() if hasattr(model, "peft_config") else base
 
 
 def disable_dropout(model: nn.Module) -> None:
@@ -154,8 +158,7 @@ class Learner:
         self.model, self.cfg, self.total_steps = model, cfg, total_steps
         disable_dropout(model)
         if cfg.recompute_activations:
-            enable: Any = model.gradient_checkpointing_enable
-            enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            base_model_of(model).activation_checkpointing_enable()
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.device = self.parameters[0].device
         self.optimizer = torch.optim.AdamW(

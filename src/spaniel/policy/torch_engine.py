@@ -7,6 +7,8 @@ tokens that are new. One task drives all of it, inside the event loop: it lets e
 coroutine run until no new request comes, then makes one forward pass with one token of each
 decoding request and as much prefill as fits beside them. There are no threads and no
 time-outs: the same requests, seeds and weights give the same batches and the same tokens.
+A request's result does not depend on what else is in its batches, but for the last bits: matrix
+products round differently at different sizes.
 """
 
 import asyncio
