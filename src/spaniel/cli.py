@@ -243,7 +243,7 @@ def _print_plan(recipe: Recipe) -> None:
 def main() -> None:
     """Entry point: errors become one line; 2 is the user's to mend, 1 is not, 130 is Ctrl-C."""
     try:
-        app(standalone_mode=False)
+        code = app(standalone_mode=False)
     except typer.Exit as leave:
         sys.exit(leave.exit_code)
     except (ConfigError, DataError, ArtifactError) as error:
@@ -262,6 +262,7 @@ def main() -> None:
             raise
         show()
         sys.exit(2)
+    sys.exit(code or 0)
 
 
 def _fail(error: BaseException, code: int) -> None:

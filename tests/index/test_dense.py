@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from tests.index.conftest import FRUIT, document
 
 from spaniel.config import IndexConfig
 from spaniel.errors import ArtifactError, ConfigError, DataError, QueryError
@@ -12,7 +13,6 @@ from spaniel.index.build import build_index, open_index
 from spaniel.index.dense import build_dense, open_dense, text_of, top_rows, vectors_directory
 from spaniel.index.encoder import SentenceEncoder, model_path
 from spaniel.index.engine import SearchEngine
-from tests.index.conftest import FRUIT, document
 
 CFG = IndexConfig()
 
@@ -167,7 +167,9 @@ def test_the_fingerprint_follows_documents_and_encoder(index, engine):
 def test_top_rows_equal_a_full_sort(scores, k, data):
     rows = data.draw(st.none() | st.sets(st.integers(0, len(scores) - 1)).map(sorted))
     chosen = range(len(scores)) if rows is None else rows
-    expected = sorted(((r, round(float(scores[r]), 6)) for r in chosen), key=lambda x: (-x[1], x[0]))
+    expected = sorted(
+        ((r, round(float(scores[r]), 6)) for r in chosen), key=lambda x: (-x[1], x[0])
+    )
     found = top_rows(scores, k, None if rows is None else np.array(rows, dtype=np.int64))
     assert found == [(r, pytest.approx(s)) for r, s in expected[:k]]
 

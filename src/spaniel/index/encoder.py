@@ -101,7 +101,7 @@ class SentenceEncoder:
             library = import_extra("sentence_transformers", "dense")
             local = Path(self.path).is_dir()
             try:
-                with quiet_loading():
+                with quiet_transformers():
                     self._loaded = library.SentenceTransformer(
                         self.path, device=self.device, local_files_only=local
                     )
@@ -142,8 +142,8 @@ def hash_of_files(directory: Path) -> str:
 
 
 @contextmanager
-def quiet_loading() -> Iterator[None]:
-    """Keep transformers from drawing a bar for every model it loads."""
+def quiet_transformers() -> Iterator[None]:
+    """Keep transformers from drawing a bar for every model it loads or saves."""
     logging = import_extra("transformers.utils.logging", "dense")
     was_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

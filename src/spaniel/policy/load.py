@@ -48,18 +48,18 @@ def load_policy_model(cfg: PolicyConfig, *, seed: int, tokenizer: Any = None) ->
 
 def tiny_config(vocab_size: int) -> Any:
     """The small default architecture: short convolutions and attention alternating, 6 layers
-    of width 192, about 3.3 M parameters with a vocabulary of 4,096."""
+    of width 128, about 1.7 M parameters with a vocabulary of 4,096."""
     from transformers import Lfm2Config
 
     return Lfm2Config(
         vocab_size=vocab_size,
-        hidden_size=192,
+        hidden_size=128,
         # Lfm2 would shrink and round the size of the feed-forward block without this.
         block_auto_adjust_ff_dim=False,
-        intermediate_size=512,
+        intermediate_size=352,
         num_hidden_layers=6,
         layer_types=["conv", "full_attention"] * 3,
-        num_attention_heads=6,
+        num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=16384,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},

@@ -1,0 +1,204 @@
+"""The whole pipeline on the packaged model and a small world, through the command line."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from spaniel.store import iter_lines, read_json, read_records
+from spaniel.types import Trajectory
+
+pytestmark = pytest.mark.slow
+
+RECIPE = """
+name = "e2e"
+seed = 3
+
+[corpus.source]
+type = "world"
+pages = 200
+seed = 5
+questions = 60
+min_hops = 1
+max_hops = 2
+
+[questions]
+num_train = 24
+num_test = 12
+
+[env]
+dialect = "plain"
+max_results = 4
+snippet_words = 12
+max_turns = 8
+max_tokens_per_turn = 48
+max_tokens = 1200
+max_observation_chars = 900
+
+[policy]
+model = "spaniel-tiny"
+threads = 1
+
+[preflight]
+group_size = 2
+min_std = 0.0
+
+[sft]
+epochs = 1
+trajectories_per_step = 8
+
+[sft.optimizer]
+learning_rate = 1e-4
+
+[rl]
+steps = 5
+groups_per_step = 3
+group_size = 4
+checkpoint_every = 1
+
+[rl.optimizer]
+learning_rate = 1e-3
+
+[eval]
+num_fused = 2
+rerank_train_questions = 8
+rerank_candidates = 10
+bootstrap_samples = 200
+"""
+
+
+def spaniel(folder: Path, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "spaniel.cli", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CI": "true"},
+    )
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A run up to pre-flight."""
+    folder = tmp_path_factory.mktemp("e2e")
+    (folder / "recipe.toml").write_text(RECIPE)
+    for command in (
+        ["index", "build"],
+        ["questions", "split"],
+        ["sft", "demonstrate"],
+        ["sft", "train"],
+        ["questions", "preflight"],
+    ):
+        spaniel(folder, *command, "recipe.toml")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(folder, tmp_path_factory):
+    """The same run, trained without interruption."""
+    copy = tmp_path_factory.mktemp("trained") / "run"
+    shutil.copytree(folder, copy)
+    spaniel(copy, "rl", "recipe.toml")
+    return copy
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    rows = [row for _, row in iter_lines(folder / "runs/e2e/rl/metrics.jsonl")]
+    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+
+
+def test_the_demonstrations_are_good_and_typed_from_visible_words(folder):
+    demonstrations = list(
+        read_records(folder / "runs/e2e/sft/demonstrations.jsonl", Trajectory)
+    )
+    assert len(demonstrations) >= 12
+    for t in demonstrations:
+        visible = next(
+            q["text"]
+            for _, q in iter_lines(folder / "runs/e2e/corpus/questions.jsonl")
+            if q["qid"] == t.qid
+        )
+        for turn in t.turns:
+            if turn.call is not None and turn.call.name == "search":
+                query = turn.call.arguments["query"]
+                assert all(word in visible for word in query.split())
+            visible += "\n" + turn.observation
+
+
+def test_training_logs_every_step_and_keeps_trajectories(trained):
+    rows = metrics(trained)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    for row in rows:
+        assert row["gap/mean"] < 1e-3
+        assert row["rollouts/failed_frac"] == 0.0
+        assert 0.0 <= row["reward/ndcg"] <= 1.0
+    kept = list(read_records(trained / "runs/e2e/rl/trajectories/step-00001.jsonl", Trajectory))
+    assert kept
+    assert all(t.policy_versions[-1] in (0, -1) for t in kept)
+
+
+def test_a_run_killed_at_any_moment_resumes_to_the_same_weights(folder, trained, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(folder, copy)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "spaniel.cli", "rl", "recipe.toml"],
+        cwd=copy,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    log = copy / "runs/e2e/rl/metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not log.exists() or log.read_bytes().count(b"\n") < 3:
+        assert process.poll() is None, "the training ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+    refused = spaniel(copy, "rl", "recipe.toml", check=False)
+    assert refused.returncode == 2
+    assert "add --resume to go on" in refused.stderr
+
+    spaniel(copy, "rl", "recipe.toml", "--resume")
+    assert metrics(copy) == metrics(trained)
+    whole = read_json(trained / "runs/e2e/stages/rl.json")["outputs"]
+    assert read_json(copy / "runs/e2e/stages/rl.json")["outputs"] == whole
+
+
+def test_other_settings_on_a_finished_stage_are_refused_with_the_difference(trained):
+    done = spaniel(trained, "rl", "recipe.toml", "--rl.steps", "9", check=False)
+    assert done.returncode == 2
+    assert "rl.steps was 5, is 9" in done.stderr
+
+
+def test_evaluation_writes_the_table_the_runs_and_the_report(trained):
+    done = spaniel(trained, "eval", "recipe.toml")
+    results = json.loads((trained / "runs/e2e/eval/results.json").read_text())
+    systems = [row["system"] for row in results["rows"]]
+    for system in ("bm25", "policy-start", "policy-sft", "policy-rl", "policy-rl-rrf2"):
+        assert system in systems
+        assert system in done.stdout
+        assert (trained / f"runs/e2e/eval/runs/{system}.trec").exists()
+    assert {row["n"] for row in results["rows"]} == {12}
+    assert results["protocol"]["index_fingerprint"]
+    assert [row["system"] for row in results["not_run"]][-1].startswith("api:")
+    page = (trained / "runs/e2e/eval/report.html").read_text()
+    assert "<script" not in page
+    assert "policy-rl" in page
+
+
+def test_the_trained_policy_loads_without_spaniel(trained):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    where = trained / "runs/e2e/rl/policy"
+    model = AutoModelForCausalLM.from_pretrained(where)
+    tokenizer = AutoTokenizer.from_pretrained(where)
+    assert len(tokenizer) == model.config.vocab_size
