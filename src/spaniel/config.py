@@ -336,6 +336,9 @@ class DemonstrationConfig(StageConfig):
     """Walks of the teacher for each training question."""
     noise: float = Field(0.3, ge=0, le=1)
     """Chance of a detour at each turn of the label demonstrator: it shows how to recover."""
+    title_questions: int = Field(0, ge=0)
+    """One-hop questions made from the corpus's titles, demonstrated besides the training
+    questions: a curriculum for a small policy on real text."""
     min_reward: float = Field(0.7, ge=0)
     """A demonstration is kept iff its nDCG is at least this."""
     endpoint: EndpointConfig | None = None

@@ -17,6 +17,7 @@ from spaniel.index.build import build_index
 from spaniel.progress import say
 from spaniel.questions.preflight import preflight_report
 from spaniel.questions.split import make_split, write_split
+from spaniel.questions.titles import title_questions
 from spaniel.rollout import seed_of
 from spaniel.run import Run
 from spaniel.store import JsonlLog, iter_lines, read_json, read_records, write_json, write_records
@@ -127,7 +128,12 @@ def make_demonstrations(run: Run) -> dict[str, Any]:
 
     def make() -> dict[str, Any]:
         seed = seed_of(run.recipe.seed, "teacher")
-        questions = bench.train_questions
+        held_out = {d for q in bench.test_questions for d in q.targets}
+        documents = load_corpus(run.path("corpus")) if cfg.title_questions else []
+        questions = [
+            *bench.train_questions,
+            *title_questions(documents, cfg.title_questions, seed=seed, held_out=held_out),
+        ]
         teacher = make_teacher(questions, cfg, bench.environment, bench.renderer, seed=seed)
         runner = bench.runner(teacher, bench.renderer, temperature=1.0)
         kept, counts = asyncio.run(demonstrate(questions, cfg, runner, seed=seed))

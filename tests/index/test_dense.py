@@ -77,10 +77,11 @@ def test_a_batch_gives_what_single_queries_give(engine):
     assert engine.search_batch(queries, 3) == [engine.search(q, 3) for q in queries]
 
 
-def test_a_site_is_a_constraint_and_quotes_are_words(engine):
+def test_phrases_and_site_are_constraints(engine):
     assert {h.docid for h in engine.search("x site:fruit.org", 9)} == {"apple", "pear"}
     assert engine.search("x site:nowhere.org", 9) == []
-    assert len(engine.search('"never written anywhere"', 9)) == len(FRUIT)
+    assert {h.docid for h in engine.search('x "is a fruit"', 9)} == {"apple", "pear"}
+    assert len(engine.search("x y", 9)) == len(FRUIT)
 
 
 def test_equal_texts_tie_by_docid(tmp_path, encoder):

@@ -96,6 +96,8 @@ def test_without_a_find_the_beginning_is_shown():
         ("Café", "cafe"),
         ("Straße", "strasse"),
         ("İstanbul", "istanbul"),
+        ("Øresund", "oresund"),
+        ("yıldız", "yildiz"),
         ("organisations", "organisation"),
         ("O’Brien", "brien"),  # noqa: RUF001
     ],

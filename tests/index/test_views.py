@@ -1,7 +1,9 @@
+import pytest
 import tantivy
 
 from spaniel.index import views
 from spaniel.index.analysis import Analyzer
+from spaniel.index.query import parse_query
 
 ANALYZER = Analyzer("none")
 
@@ -21,12 +23,24 @@ def test_ties_go_by_row_across_segments(tmp_path):
     assert [row for row, _ in index.top_rows(query, 200)] == list(range(100))
 
 
-def test_rows_of_a_site_are_its_documents_and_those_of_subdomains(fruit_engine):
-    texts = fruit_engine.texts
-    rows = fruit_engine.views.rows_of_site("shop.com")
-    assert [texts.docid(row) for row in rows] == ["inc"]
-    assert fruit_engine.views.rows_of_site("com") == sorted(map(texts.row, ("inc", "who")))
-    assert fruit_engine.views.rows_of_site("nowhere.org") == []
+@pytest.mark.parametrize(
+    ("query", "docids"),
+    [
+        ("site:shop.com apple", ["inc"]),
+        ("site:com", ["inc", "who"]),
+        ("site:nowhere.org", []),
+        ('"is a fruit"', ["apple", "pear"]),
+        ('"apple inc" site:shop.com', ["inc"]),
+        ('"apple inc" site:fruit.org', []),
+    ],
+)
+def test_allowed_rows_meet_phrases_and_site(fruit_engine, query, docids):
+    rows = fruit_engine.views.allowed_rows(parse_query(query))
+    assert rows == sorted(map(fruit_engine.texts.row, docids))
+
+
+def test_without_a_constraint_all_rows_are_allowed(fruit_engine):
+    assert fruit_engine.views.allowed_rows(parse_query('apple "..."')) is None
 
 
 def test_a_built_index_is_one_segment(fruit_engine):

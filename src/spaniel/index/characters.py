@@ -12,6 +12,8 @@ _JOINS_LEFT = re.compile(
 _HANGUL_LEAD = re.compile("[\u1100-\u115f\ua960-\ua97c]")
 _HANGUL = re.compile("[\u1100-\u11ff\ua960-\ua97c\uac00-\ud7fb]")
 _FLAG_LETTER = re.compile("[\U0001f1e6-\U0001f1ff]")
+# Latin letters with a stroke, which Unicode does not take apart; the analyzer folds them too.
+_STROKED = {ord(char): plain for char, plain in zip("øØłŁđĐħĦı", "oollddhhi", strict=True)}
 _ZERO_WIDTH_JOINER = "\u200d"
 
 
@@ -27,7 +29,7 @@ class _Folds(dict[int, str]):
         return self[code]
 
 
-_FOLDS = _Folds()
+_FOLDS = _Folds(_STROKED)
 
 
 def fold(text: str) -> str:

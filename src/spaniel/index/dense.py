@@ -21,7 +21,7 @@ from spaniel.errors import ArtifactError, ConfigError, DataError
 from spaniel.index.build import open_index
 from spaniel.index.encoder import Encoder, SentenceEncoder
 from spaniel.index.lexical import LexicalEngine
-from spaniel.index.query import parse_query
+from spaniel.index.query import Query, parse_query
 from spaniel.index.texts import TextStore
 from spaniel.progress import Progress
 from spaniel.store import MANIFEST, hash_of, publish_directory, read_manifest
@@ -36,8 +36,8 @@ _DECIMALS = 6
 class DenseEngine:
     """A ``SearchEngine`` by the similarity of vectors. ``open_dense`` opens one.
 
-    Texts, snippets and sites come from the lexical engine over the same documents. A ``site:``
-    is a constraint; quoted phrases are words like others, since vectors know no exact match.
+    Texts, snippets and the constraints of a query (quoted phrases, ``site:``) come from the
+    lexical engine over the same documents; among those that are left, vectors rank.
 
     Args:
         lexical: the engine over the documents.
@@ -82,7 +82,7 @@ class DenseEngine:
         for i, vector in zip(asked, encoded, strict=True):
             # One product a query: in a product of many the last bits depend on the others.
             scores = self.vectors @ vector
-            ranked = top_rows(scores, k, self._allowed(parsed[i].site))
+            ranked = top_rows(scores, k, self._allowed(parsed[i]))
             results[i] = self.lexical.hits(ranked, self.lexical.snippets.of_query(parsed[i]))
         return results
 
@@ -94,8 +94,9 @@ class DenseEngine:
         """``read`` for each docid, in order."""
         return self.lexical.read_batch(docids)
 
-    def _allowed(self, site: str | None) -> NDArray[np.int64] | None:
-        return None if site is None else np.array(self.lexical.views.rows_of_site(site), np.int64)
+    def _allowed(self, query: Query) -> NDArray[np.int64] | None:
+        rows = self.lexical.views.allowed_rows(query)
+        return None if rows is None else np.array(rows, dtype=np.int64)
 
 
 def top_rows(

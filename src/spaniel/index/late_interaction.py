@@ -202,10 +202,10 @@ def train_reranker(
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
             progress.advance(note=f"loss {loss.item():.3f}")
-    with publish_directory(directory, {"questions": len(choices), "seed": seed}) as partial:
-        with quiet_transformers():
-            reranker.model.save_pretrained(partial)
-            reranker.tokenizer.save_pretrained(partial)
+    manifest = {"questions": len(choices), "seed": seed}
+    with publish_directory(directory, manifest) as partial, quiet_transformers():
+        reranker.model.save_pretrained(partial)
+        reranker.tokenizer.save_pretrained(partial)
     return LateInteraction(str(directory))
 
 

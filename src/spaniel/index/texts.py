@@ -68,8 +68,9 @@ class TextStore:
             if not (directory / name).exists():
                 raise ArtifactError(f"{directory / name} is missing: build the index again")
         self._texts, self._docids = _map(directory / "texts.bin"), _map(directory / "docids.bin")
-        self._spans = np.load(directory / "spans.npy", mmap_mode="r")
-        self._begins = np.load(directory / "docids.npy", mmap_mode="r")
+        # Plain arrays over the same mapped pages: indexing a memmap costs several times as much.
+        self._spans = np.asarray(np.load(directory / "spans.npy", mmap_mode="r"))
+        self._begins = np.asarray(np.load(directory / "docids.npy", mmap_mode="r"))
         if len(self._texts) != int(self._spans.max()) or len(self._docids) != self._begins[-1]:
             raise ArtifactError(f"{directory}: texts and offsets differ: build the index again")
 

@@ -140,10 +140,14 @@ class Views:
         # Neighbouring passages overlap, so a parent's passages tend to come together.
         return index.top_rows(built, k, at_first=2 * k if view == "passage" else k)
 
-    def rows_of_site(self, site: str) -> list[int]:
-        """Ascending rows of the documents from a domain and its subdomains."""
-        query = tantivy.Query.term_query(self._documents.schema, "site", site, index_option="basic")
-        ranked = self._documents.top_rows(_unscored(query), self.num_documents)
+    def allowed_rows(self, query: Query) -> list[int] | None:
+        """Ascending rows of the documents that meet the query's phrases and site; None for all."""
+        constraints = _ViewQuery(self._documents.schema, self._analyzer, "title", query).filters()
+        if not constraints:
+            return None
+        ranked = self._documents.top_rows(
+            tantivy.Query.boolean_query(constraints), self.num_documents
+        )
         return [row for row, _ in ranked]
 
 
@@ -211,17 +215,25 @@ class _ViewQuery:
         field = _FIELDS[self.view]
         keywords = [(should, self._term(field, term)) for term in self.terms]
         if self.view == "title":
-            clauses = [(must, _unscored(self._phrase("body", p))) for p in self.phrases]
+            clauses = self.filters()
         else:
-            clauses = [(must, self._phrase(field, p)) for p in self.phrases]
-        if keywords and (self.view == "title" or not clauses):
+            clauses = [(must, self._phrase(field, p)) for p in self.phrases] + self._site_filter()
+        if keywords and (self.view == "title" or not self.phrases):
             clauses.append((must, tantivy.Query.boolean_query(keywords)))
         else:
             clauses += keywords
-        if self.site is not None:
-            site = tantivy.Query.term_query(self.schema, "site", self.site, index_option="basic")
-            clauses.append((must, _unscored(site)))
         return tantivy.Query.boolean_query(clauses) if clauses else None
+
+    def filters(self) -> list[tuple[tantivy.Occur, tantivy.Query]]:
+        """Phrases and site as constraints on a document, without a score."""
+        phrases = [(tantivy.Occur.Must, _unscored(self._phrase("body", p))) for p in self.phrases]
+        return phrases + self._site_filter()
+
+    def _site_filter(self) -> list[tuple[tantivy.Occur, tantivy.Query]]:
+        if self.site is None:
+            return []
+        query = tantivy.Query.term_query(self.schema, "site", self.site, index_option="basic")
+        return [(tantivy.Occur.Must, _unscored(query))]
 
     def _term(self, field: str, term: tuple[str, ...]) -> tantivy.Query:
         if len(term) == 1:
