@@ -74,12 +74,8 @@ def _writers(
         yield whole, parts
         for writer in (whole, parts):
             writer.commit()
-    except BaseException:
-        # Else their threads would go on writing into a directory that is being removed.
-        for writer in (whole, parts):
-            writer.rollback()
-        raise
     finally:
+        # After a failure too: their threads would go on writing into a directory being removed.
         for writer in (whole, parts):
             writer.wait_merging_threads()
 
