@@ -17,8 +17,10 @@ be identical, so both sample, read and train on exactly the same tokens; the gra
 are printed too, show that they compute the same thing.
 
 TRL gets what makes it fast here: no gradient checkpointing, nothing logged or saved, no second pass
-for old log-probs, and a batch size of the update chosen by trying. Steps of both alternate, after
-one of each to warm up. Prints one JSON object.
+for old log-probs, and a batch size of the update chosen by trying. It samples with
+``transformers.generate``: vLLM needs a GPU, and transformers' continuous batching refuses this
+architecture ("Invalid layer type: conv"). Steps of both alternate, after one of each to warm up.
+Prints one JSON object.
 """
 
 import argparse
@@ -40,7 +42,7 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # environment_factory is
 import torch
 from datasets import Dataset
 from machine import about
-from transformers import LogitsProcessor, LogitsProcessorList, TrainerCallback
+from transformers import LogitsProcessor, LogitsProcessorList, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import qwen2_5_chat_template
 
@@ -342,6 +344,7 @@ class TrlSide(TrainerCallback):
             args=trl_config(args, directory),
             callbacks=[self],
         )
+        self.trainer.remove_callback(PrinterCallback)  # stdout belongs to the result
         self._watch(model)
 
     def _watch(self, model: Any) -> None:

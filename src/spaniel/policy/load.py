@@ -62,7 +62,7 @@ def tiny_config(vocab_size: int) -> Any:
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=16384,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
         tie_word_embeddings=True,
         # A padding id would freeze its embedding; stop tokens are the renderer's business.
         pad_token_id=None,
@@ -72,14 +72,18 @@ def tiny_config(vocab_size: int) -> Any:
 
 
 def random_tiny(vocab_size: int, *, seed: int) -> Any:
-    """``tiny_config`` with random weights; torch's own random state is left alone."""
+    """``tiny_config`` with random weights (``tiny_init.py``); torch's own random state is left
+    alone."""
     torch = import_torch()
     from transformers import Lfm2ForCausalLM
 
+    from spaniel.policy.tiny_init import copying_start
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: Any = Lfm2ForCausalLM(tiny_config(vocab_size))
-        return model.eval()
+        model: Any = Lfm2ForCausalLM(tiny_config(vocab_size)).eval()
+    copying_start(model, seed=seed)
+    return model
 
 
 def add_lora(model: Any, cfg: LoraConfig, *, seed: int) -> Any:

@@ -161,14 +161,18 @@ def train_base(
 
 
 def copy_samples(count: int, vocab_size: int, rng: random.Random) -> list[TrainingSample]:
-    """Random pieces of a small alphabet that come again: the second time is copied."""
+    """Pieces of random tokens that come again in any order: the second time is copied.
+
+    No token stands in two pieces, so each inner token has one successor.
+    """
     samples = []
     for _ in range(count):
-        alphabet = [rng.randrange(3, vocab_size) for _ in range(24)]
-        pieces = [rng.choices(alphabet, k=rng.randint(3, 8)) for _ in range(6)]
+        lengths = [rng.randint(3, 10) for _ in range(6)]
+        tokens = iter(rng.sample(range(3, vocab_size), sum(lengths)))
+        pieces = [[next(tokens) for _ in range(length)] for length in lengths]
         ids = [token for piece in pieces for token in piece]
         num_first = len(ids)
-        for _ in range(20):
+        for _ in range(12):
             ids += rng.choice(pieces)
         weight = 1.0 / (count * (len(ids) - num_first))
         weights = [0.0] * num_first + [weight] * (len(ids) - num_first)
