@@ -106,9 +106,7 @@ def test_the_loss_falls_on_one_repeated_batch():
 
 
 def test_recomputed_activations_give_the_same_step():
-    plain, saving = learner(tiny("llama")), learner(
-        tiny("llama"), recompute_activations=True
-    )
+    plain, saving = learner(tiny("llama")), learner(tiny("llama"), recompute_activations=True)
     for one in (plain, saving):
         one.step(samples(), nll)
     for a, b in zip(plain.model.parameters(), saving.model.parameters(), strict=True):

@@ -116,9 +116,7 @@ def metrics(folder: Path) -> list[dict[str, float]]:
 
 
 def test_the_demonstrations_are_good_and_typed_from_visible_words(folder):
-    demonstrations = list(
-        read_records(folder / "runs/e2e/sft/demonstrations.jsonl", Trajectory)
-    )
+    demonstrations = list(read_records(folder / "runs/e2e/sft/demonstrations.jsonl", Trajectory))
     assert len(demonstrations) >= 12
     for t in demonstrations:
         visible = next(

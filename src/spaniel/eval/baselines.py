@@ -3,10 +3,12 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from spaniel.index.engine import SearchEngine
 from spaniel.index.lexical import LexicalEngine
+from spaniel.index.rerank import RerankedEngine
 from spaniel.types import Question
 
 
@@ -46,3 +48,25 @@ def searched_lists(engine: SearchEngine, questions: Sequence[Question], k: int) 
 def as_keywords(question: Question) -> str:
     """The question as a query: a quoted title in it is words, not a constraint."""
     return question.text.replace('"', " ")
+
+
+def tuned_reranker(
+    engine: SearchEngine,
+    questions: Sequence[Question],
+    directory: Path,
+    *,
+    candidates: int,
+    seed: int,
+) -> RerankedEngine:
+    """The engine's hits in the order of a reranker tuned on the training questions; with no
+    questions, or none that could teach it, an untuned one.
+
+    Late interaction on MiniLM, not a cross-encoder: with a few hundred questions a
+    cross-encoder from these weights ranked worse than the vectors alone.
+    """
+    from spaniel.index.late_interaction import LateInteraction, train_reranker
+
+    if not questions:
+        return RerankedEngine(engine, LateInteraction(), candidates)
+    reranker = train_reranker(questions, engine, directory, candidates=candidates, seed=seed)
+    return RerankedEngine(engine, reranker, candidates)

@@ -81,9 +81,9 @@ def random_tiny(vocab_size: int, *, seed: int) -> Any:
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: Any = Lfm2ForCausalLM(tiny_config(vocab_size)).eval()
+        model: Any = Lfm2ForCausalLM(tiny_config(vocab_size))
     copying_start(model, seed=seed)
-    return model
+    return model.eval()
 
 
 def add_lora(model: Any, cfg: LoraConfig, *, seed: int) -> Any:

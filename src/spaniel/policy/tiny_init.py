@@ -98,4 +98,5 @@ def _normal(shape: torch.Size, generator: torch.Generator) -> Tensor:
 
 def _orthogonal(rows: int, columns: int, generator: torch.Generator) -> Tensor:
     """[rows, columns] with orthonormal rows; rows <= columns."""
-    return torch.linalg.qr(torch.randn(columns, rows, generator=generator))[0].T
+    basis: Tensor = torch.linalg.qr(torch.randn(columns, rows, generator=generator))[0]
+    return basis.T
