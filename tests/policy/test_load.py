@@ -24,13 +24,13 @@ def test_random_tiny_has_the_stated_shape_and_its_seed_decides_the_weights():
     assert torch.equal(torch.random.get_rng_state(), before)
     again, other = random_tiny(300, seed=1), random_tiny(300, seed=2)
     layer = first.model.layers[0]
-    assert layer.feed_forward.w1.weight.shape == (512, 192)
+    assert layer.feed_forward.w1.weight.shape == (352, 128)
     assert [type(m).__name__ for m in (layer.conv, first.model.layers[1].self_attn)] == [
         "Lfm2ShortConv",
         "Lfm2Attention",
     ]
     assert first.lm_head.weight is first.model.embed_tokens.weight
-    assert first.model.embed_tokens.weight.shape == (300, 192)
+    assert first.model.embed_tokens.weight.shape == (300, 128)
     assert not first.training
     for a, b in zip(first.parameters(), again.parameters(), strict=True):
         assert torch.equal(a, b)
