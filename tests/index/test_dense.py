@@ -8,10 +8,10 @@ from hypothesis.extra.numpy import arrays
 from tests.index.conftest import FRUIT, document
 
 from spaniel.config import IndexConfig
+from spaniel.corpus.encoder import SentenceEncoder, model_path
 from spaniel.errors import ArtifactError, ConfigError, DataError, QueryError
 from spaniel.index.build import build_index, open_index
 from spaniel.index.dense import build_dense, open_dense, text_of, top_rows, vectors_directory
-from spaniel.index.encoder import SentenceEncoder, model_path
 from spaniel.index.engine import SearchEngine
 
 CFG = IndexConfig()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spaniel.corpus.encoder import Encode, load_encoder
+from spaniel.corpus.encoder import MINILM, Encode, SentenceEncoder
 from spaniel.corpus.facts import Facts, facts, same_facts, same_subject
 from spaniel.progress import Progress
 from spaniel.types import Document
@@ -39,7 +39,7 @@ def concept_pairs(
     """
     if len(documents) < 2:
         return
-    vectors = _encode_all(documents, encode or load_encoder())
+    vectors = _encode_all(documents, encode or SentenceEncoder(MINILM).encode_documents)
     known: dict[int, Facts] = {}
     for i, j, cosine in _similar(vectors, threshold):
         for k in (i, j):

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spaniel.config import IndexConfig
+from spaniel.corpus.encoder import Encoder, SentenceEncoder
 from spaniel.errors import ArtifactError, ConfigError, DataError
 from spaniel.index.build import open_index
-from spaniel.index.encoder import Encoder, SentenceEncoder
 from spaniel.index.lexical import LexicalEngine
 from spaniel.index.query import Query, parse_query
 from spaniel.index.texts import TextStore

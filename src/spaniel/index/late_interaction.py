@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spaniel.corpus.encoder import MINILM, hash_of_files, model_path, quiet_transformers
 from spaniel.corpus.extras import import_extra
 from spaniel.errors import ConfigError
 from spaniel.index.dense import text_of
-from spaniel.index.encoder import MINILM, hash_of_files, model_path, quiet_transformers
 from spaniel.index.engine import SearchEngine
 from spaniel.progress import Progress
 from spaniel.store import hash_of, publish_directory
