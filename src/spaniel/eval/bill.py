@@ -96,7 +96,7 @@ def make_bill(stages: Sequence[StageUse], query: QueryUse, prices: PriceConfig) 
         training_usd=training_usd,
         query_usd=query_usd,
         api_query_usd=api_query_usd,
-        break_even_queries=math.ceil(training_usd / saving) if saving > 0 else None,
+        break_even_queries=_break_even(training_usd, saving),
     )
 
 
@@ -136,6 +136,12 @@ def bill_lines(bill: Bill) -> list[str]:
     else:
         lines.append(f"training has paid for itself after {bill.break_even_queries:,} queries")
     return lines
+
+
+def _break_even(training_usd: float, saving: float) -> int | None:
+    """Queries until the savings reach the cost; None when they never do."""
+    queries = training_usd / saving if saving > 0 else math.inf
+    return math.ceil(queries) if math.isfinite(queries) else None
 
 
 def _check(value: float, what: str) -> None:
