@@ -41,6 +41,7 @@ def test_hops_are_even_on_both_sides(world):
     assert counts == {(s, h): n for s, n in (("train", 28), ("test", 12)) for h in (2, 3, 4)}
 
 
-def test_a_world_too_small_says_what_to_do():
+def test_a_world_too_small_says_what_to_do(monkeypatch):
+    monkeypatch.setattr("spaniel.world.sides.MAX_POOL", 500)
     with pytest.raises(ConfigError, match="ask for fewer, or for more pages"):
-        draw(generate_world(200, 3), 60_000, max_hops=2)
+        draw(generate_world(200, 3), 2_000, max_hops=2)

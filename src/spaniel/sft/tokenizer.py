@@ -5,6 +5,11 @@ from typing import Any
 
 END_OF_TURN = "<|im_end|>"
 SPECIAL_TOKENS = ("<|im_start|>", END_OF_TURN, "<|pad|>")
+WORDS = (
+    r"\p{N}|[\p{Lu}\p{Lt}]\p{L}*| ?[\p{Ll}\p{Lo}\p{Lm}]\p{L}*| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+)
+"""What BPE may merge. A space joins the lower-case word after it, never a capitalised one: so a
+name has the same tokens inside a sentence and right behind a quote, and can be copied."""
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -22,10 +27,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
-    words = r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(words), behavior="isolated"),
+            pre_tokenizers.Split(Regex(WORDS), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
