@@ -12,7 +12,7 @@ import typer
 
 from spaniel import __version__
 from spaniel.config import Recipe, load_recipe, recipe_json, settings
-from spaniel.errors import ArtifactError, ConfigError, DataError, SpanielError
+from spaniel.errors import ArtifactError, ConfigError, DataError, QueryError, SpanielError
 from spaniel.progress import say
 
 QUICKSTART = Path(__file__).parent / "quickstart.toml"
@@ -246,7 +246,7 @@ def main() -> None:
         code = app(standalone_mode=False)
     except typer.Exit as leave:
         sys.exit(leave.exit_code)
-    except (ConfigError, DataError, ArtifactError) as error:
+    except (ConfigError, DataError, ArtifactError, QueryError) as error:
         _fail(error, 2)
     except SpanielError as error:
         _fail(error, 1)

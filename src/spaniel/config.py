@@ -273,6 +273,8 @@ class PolicyConfig(StageConfig):
     """``auto`` takes CUDA where there is one."""
     lora: LoraConfig | None = None
     """None trains all weights."""
+    enable_thinking: bool = False
+    """Let a thinking model think; refused where its template would drop what it thought."""
     max_live_episodes: int = Field(128, ge=1)
     """Episodes whose key/value caches the engine holds at once."""
     threads: int | None = Field(None, ge=1)
@@ -488,11 +490,19 @@ class Recipe(StageConfig):
     reward: RewardConfig = RewardConfig()
     policy: PolicyConfig = PolicyConfig()
     sft: SFTConfig | None = SFTConfig()
-    """None goes from the starting policy straight to RL."""
+    """``false`` goes from the starting policy straight to RL."""
     rl: RLConfig = RLConfig()
     eval: EvalConfig = EvalConfig()
     base: BaseConfig | None = None
     """Only for recipes that make a default policy of their own."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sft_false_is_none(cls, data: Any) -> Any:
+        # TOML has no null.
+        return (
+            {**data, "sft": None} if isinstance(data, dict) and data.get("sft") is False else data
+        )
 
     @property
     def directory(self) -> Path:

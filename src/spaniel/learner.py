@@ -156,6 +156,7 @@ class Learner:
 
     def __init__(self, model: nn.Module, cfg: OptimizerConfig, *, total_steps: int) -> None:
         self.model, self.cfg, self.total_steps = model, cfg, total_steps
+        decoder_and_head(model)  # refuses what cannot be trained, before anything is rolled out
         disable_dropout(model)
         if cfg.recompute_activations:
             base_model_of(model).activation_checkpointing_enable()
@@ -238,7 +239,7 @@ class Learner:
 
     def restore(self, directory: Path) -> dict[str, Any]:
         """Load a checkpoint; returns its state. Raises ``ArtifactError`` when it does not fit."""
-        manifest = read_manifest(directory, made_by="spaniel rl")
+        manifest = read_manifest(directory, made_by="spaniel run")
         if manifest["total_steps"] != self.total_steps:
             raise ArtifactError(
                 f"{directory} belongs to a run of {manifest['total_steps']} steps, this one has "

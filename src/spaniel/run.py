@@ -128,8 +128,7 @@ class Run:
 
 COMMANDS = {
     "corpus": "corpus",
-    "index": "index",
-    "dense": "index",
+    "index": "index build",
     "split": "questions split",
     "demonstrations": "sft demonstrate",
     "sft": "sft train",

@@ -20,7 +20,15 @@ from spaniel.questions.split import make_split, write_split
 from spaniel.questions.titles import title_questions
 from spaniel.rollout import seed_of
 from spaniel.run import Run
-from spaniel.store import JsonlLog, iter_lines, read_json, read_records, write_json, write_records
+from spaniel.store import (
+    JsonlLog,
+    hash_of,
+    iter_lines,
+    read_json,
+    read_records,
+    write_json,
+    write_records,
+)
 from spaniel.types import Group, Trajectory
 from spaniel.workbench import Workbench
 
@@ -43,12 +51,12 @@ def make_corpus(run: Run) -> dict[str, Any]:
 
 
 def make_index(run: Run) -> dict[str, Any]:
-    """Build the lexical index, and the dense one when the policy searches it."""
+    """Build the three-view index; vectors are made when an engine first needs them."""
     cfg = run.recipe.index
 
     def make() -> dict[str, Any]:
         manifest = build_index(load_corpus(run.path("corpus")), run.path("index", "lexical"), cfg)
-        return {**manifest, "hash": manifest["fingerprint"]}
+        return manifest
 
     return run.stage(
         "index", settings={"index": cfg.model_dump(mode="json")}, needs=("corpus",), make=make
@@ -150,6 +158,7 @@ def make_sft(run: Run, *, resume: bool = False) -> dict[str, Any]:
     """Fine-tune the policy on the demonstrations."""
     bench = Workbench(run)
     cfg = _sft(run.recipe)
+    settings = bench.settings("policy", "sft")
 
     def make() -> dict[str, Any]:
         from spaniel.learner import Learner, weights_fingerprint
@@ -160,7 +169,7 @@ def make_sft(run: Run, *, resume: bool = False) -> dict[str, Any]:
         total = num_sft_steps(len(demonstrations), cfg)
         learner = Learner(bench.model, cfg.optimizer, total_steps=total)
         checkpoints = Checkpoints(
-            run.path("sft", "checkpoints"), keep=1, resume=resume, force=run.force
+            run.path("sft", "checkpoints"), settings, keep=1, resume=resume, force=run.force
         )
         checkpoints.restore(learner)
         log = MetricsLog(run.path("sft", "metrics.jsonl"), first_step=learner.num_steps)
@@ -181,9 +190,7 @@ def make_sft(run: Run, *, resume: bool = False) -> dict[str, Any]:
         checkpoints.clear()
         return {"steps": total, "weights": weights_fingerprint(bench.model)}
 
-    return run.stage(
-        "sft", settings=bench.settings("policy", "sft"), needs=("demonstrations",), make=make
-    )
+    return run.stage("sft", settings=settings, needs=("demonstrations",), make=make)
 
 
 def _sft(recipe: Recipe) -> SFTConfig:
@@ -204,7 +211,7 @@ def make_preflight(run: Run) -> dict[str, Any]:
         start = starting_stage(run)
         if start is not None:
             bench.load_stage_weights(start)
-        questions = bench.train_questions[: cfg.num_questions]
+        questions = bench.sample(bench.train_questions, cfg.num_questions, "preflight")
         runner = bench.runner(bench.policy, bench.renderer, temperature=run.recipe.rl.temperature)
         groups = asyncio.run(
             runner.groups(
@@ -229,6 +236,7 @@ def make_preflight(run: Run) -> dict[str, Any]:
 
     needs = ("index", "split", "sft") if run.recipe.sft is not None else ("index", "split")
     settings = bench.settings("env", "reward", "policy", "preflight")
+    settings["temperature"] = run.recipe.rl.temperature
     return run.stage("preflight", settings=settings, needs=needs, make=make)
 
 
@@ -244,6 +252,7 @@ def make_rl(run: Run, *, resume: bool = False) -> dict[str, Any]:
     """Train the policy by reinforcement learning on the kept questions."""
     bench = Workbench(run)
     cfg = run.recipe.rl
+    settings = bench.settings("env", "reward", "policy", "rl")
 
     def make() -> dict[str, Any]:
         from spaniel.learner import Learner, weights_fingerprint
@@ -260,6 +269,7 @@ def make_rl(run: Run, *, resume: bool = False) -> dict[str, Any]:
         learner = Learner(bench.model, cfg.optimizer, total_steps=max(1, cfg.steps))
         checkpoints = Checkpoints(
             run.path("rl", "checkpoints"),
+            settings,
             keep=cfg.keep_checkpoints,
             resume=resume,
             force=run.force,
@@ -292,7 +302,6 @@ def make_rl(run: Run, *, resume: bool = False) -> dict[str, Any]:
         checkpoints.clear()
         return {"steps": cfg.steps, "weights": weights_fingerprint(bench.model)}
 
-    settings = bench.settings("env", "reward", "policy", "rl")
     return run.stage("rl", settings=settings, needs=("preflight",), make=make)
 
 
@@ -338,9 +347,9 @@ def make_everything(run: Run) -> None:
     make_questions(run)
     if run.recipe.sft is not None:
         make_demonstrations(run)
-        make_sft(run, resume=True)
+        make_sft(run, resume=not run.force)
     make_preflight(run)
-    make_rl(run, resume=True)
+    make_rl(run, resume=not run.force)
     make_eval(run)
 
 
@@ -360,7 +369,7 @@ class MetricsLog:
 
     def append(self, step: int, metrics: dict[str, float]) -> None:
         """One step."""
-        self._log.append({"step": step, **{k: round(v, 8) for k, v in metrics.items()}})
+        self._log.append({"step": step, **{k: float(f"{v:.6g}") for k, v in metrics.items()}})
 
     def close(self) -> None:
         """Close the file."""
@@ -370,8 +379,11 @@ class MetricsLog:
 class Checkpoints:
     """``step-000010`` folders, each complete or absent; the latest few are kept."""
 
-    def __init__(self, directory: Path, *, keep: int, resume: bool, force: bool) -> None:
+    def __init__(
+        self, directory: Path, settings: dict[str, Any], *, keep: int, resume: bool, force: bool
+    ) -> None:
         self.directory, self.keep = directory, keep
+        self.settings = hash_of(settings)
         if force and not resume:
             self.clear()
         found = self._found()
@@ -385,12 +397,17 @@ class Checkpoints:
         """Load the latest checkpoint, if there is one."""
         found = self._found()
         if found:
-            learner.restore(found[-1])
+            state = learner.restore(found[-1])
+            if state["settings"] != self.settings:
+                raise ArtifactError(
+                    f"{found[-1]} was made with other settings: resume with those, or add --force "
+                    "to start again"
+                )
             say(f"resumed after step {learner.num_steps}")
 
     def save(self, learner: Any, step: int) -> None:
         """Publish a checkpoint and drop the oldest."""
-        learner.save(self.directory / f"step-{step:06d}", {})
+        learner.save(self.directory / f"step-{step:06d}", {"settings": self.settings})
         for old in self._found()[: -self.keep]:
             shutil.rmtree(old)
 

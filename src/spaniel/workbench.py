@@ -1,5 +1,7 @@
 """What the learning stages share, opened when first needed: questions, engines, model, sampler."""
 
+import random
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +13,8 @@ from spaniel.index.engine import SearchEngine
 from spaniel.index.fusion import FusedEngine
 from spaniel.index.lexical import LexicalEngine
 from spaniel.policy.base import Policy
+from spaniel.progress import say
+from spaniel.questions.load import select
 from spaniel.questions.split import Split, load_split
 from spaniel.renderer import Renderer
 from spaniel.rollout import Runner, seed_of
@@ -39,12 +43,24 @@ class Workbench:
     @cached_property
     def train_questions(self) -> list[Question]:
         """The questions one may learn from."""
-        return [self.questions[qid] for qid in self.split.train]
+        return select(self.questions, self.split.train, where=self.split_path)
 
     @cached_property
     def test_questions(self) -> list[Question]:
         """The held-out questions."""
-        return [self.questions[qid] for qid in self.split.test]
+        return select(self.questions, self.split.test, where=self.split_path)
+
+    @property
+    def split_path(self) -> str:
+        """For messages."""
+        return str(self.run.path("questions", "split.json"))
+
+    def sample(self, questions: Sequence[Question], num: int | None, what: str) -> list[Question]:
+        """At most ``num`` questions, drawn by the recipe's seed: source order may be by hops."""
+        if num is None or num >= len(questions):
+            return list(questions)
+        rng = random.Random(seed_of(self.recipe.seed, "sample", what))
+        return rng.sample(list(questions), num)
 
     @cached_property
     def lexical(self) -> LexicalEngine:
@@ -101,11 +117,15 @@ class Workbench:
         from spaniel.policy.load import end_ids
         from spaniel.renderer import ChatRenderer
 
-        return ChatRenderer(
+        renderer = ChatRenderer(
             self.tokenizer,
+            enable_thinking=self.recipe.policy.enable_thinking,
             tool_responses=self.recipe.env.dialect == "hermes",
             stop_ids=end_ids(self.model),
         )
+        for note in renderer.notes:
+            say(f"renderer: {note}")
+        return renderer
 
     @cached_property
     def policy(self) -> Any:

@@ -62,14 +62,20 @@ def test_a_run_that_is_not_utf8_is_named(tmp_path):
         read_run(tmp_path / "run")
 
 
-@pytest.mark.parametrize("docid", ["a b", "a\tb", "a\u00a0b", "a\u2028b", "", " a"])
-def test_ids_with_whitespace_are_refused(tmp_path, docid):
-    with pytest.raises(DataError, match="no whitespace"):
-        write_run(tmp_path / "run", {"q": [docid]}, tag="t")
-    with pytest.raises(DataError, match="no whitespace"):
-        write_run(tmp_path / "run", {docid: ["a"]}, tag="t")
-    with pytest.raises(DataError, match="no whitespace"):
-        write_qrels(tmp_path / "qrels", {"q": [docid]})
+@pytest.mark.parametrize("docid", ["a b", "a\tb", "a\u00a0b", "a\u2028b", " a"])
+def test_ids_with_whitespace_are_escaped_alike_in_runs_and_qrels(tmp_path, docid):
+    write_run(tmp_path / "run", {docid: [docid]}, tag="t")
+    write_qrels(tmp_path / "qrels", {docid: [docid]})
+    run, qrels = read_run(tmp_path / "run"), read_qrels(tmp_path / "qrels")
+    assert list(run) == list(qrels)
+    assert list(next(iter(run.values()))) == list(next(iter(qrels.values())))
+
+
+def test_an_empty_id_is_refused_and_nothing_is_written(tmp_path):
+    with pytest.raises(DataError, match="must not be empty"):
+        write_run(tmp_path / "run", {"q": [""]}, tag="t")
+    with pytest.raises(DataError, match="must not be empty"):
+        write_qrels(tmp_path / "qrels", {"q": [""]})
     assert list(tmp_path.iterdir()) == []
 
 

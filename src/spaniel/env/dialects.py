@@ -250,7 +250,8 @@ class PlainDialect:
         return ParsedTurn(call=ToolCall(name=name, arguments=arguments), problems=tuple(problems))
 
     def observation(self, text: str) -> str:
-        """The text under a ``Results:`` line."""
+        """The text under a ``Results:`` line, which no line of the text can look like."""
+        text = re.sub(rf"^{_PLAIN_RESULT}", f" {_PLAIN_RESULT}", text, flags=re.MULTILINE)
         return f"{_PLAIN_RESULT}\n{text}"
 
     @staticmethod

@@ -100,8 +100,8 @@ class Episode:
     def _execute(self, call: ToolCall, problems: tuple[CallProblem, ...]) -> Step:
         notes = tuple(str(p) for p in problems)
         if call.name == "search":
-            hits = self._search(call.arguments["query"])
-            return Step(shown=self._show_hits(hits), call=call, errors=notes, hits=hits)
+            shown, hits = self._show_hits(self._search(call.arguments["query"]))
+            return Step(shown=shown, call=call, errors=notes, hits=hits)
         if call.name == "read":
             docid = self._known(call.arguments["doc_id"])
             document = self._read(docid)
@@ -148,9 +148,10 @@ class Episode:
 
     # -- what is shown ---------------------------------------------------------------------
 
-    def _show_hits(self, hits: tuple[Hit, ...]) -> str:
+    def _show_hits(self, hits: tuple[Hit, ...]) -> tuple[str, tuple[Hit, ...]]:
+        """Text of as many hits as fit, and those hits."""
         if not hits:
-            return "No documents match."
+            return "No documents match.", ()
         lines: list[str] = []
         room = self.environment.cfg.max_observation_chars
         with boundary(ToolError, "read"):
@@ -163,7 +164,7 @@ class Episode:
             if room < 0 and lines:
                 break
             lines.append(line[: self.environment.cfg.max_observation_chars])
-        return "\n".join(lines)
+        return "\n".join(lines), hits[: len(lines)]
 
     def _show_document(self, document: Document) -> str:
         head = f"{_flat(document.title)} [{self.aliases.show(document.docid)}]\n"

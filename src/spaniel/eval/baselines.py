@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from spaniel.errors import ConfigError
 from spaniel.index.engine import SearchEngine
 from spaniel.index.lexical import LexicalEngine
 from spaniel.index.rerank import RerankedEngine
@@ -66,7 +67,8 @@ def tuned_reranker(
     """
     from spaniel.index.late_interaction import LateInteraction, train_reranker
 
-    if not questions:
-        return RerankedEngine(engine, LateInteraction(), candidates)
-    reranker = train_reranker(questions, engine, directory, candidates=candidates, seed=seed)
+    try:
+        reranker = train_reranker(questions, engine, directory, candidates=candidates, seed=seed)
+    except ConfigError:
+        reranker = LateInteraction()
     return RerankedEngine(engine, reranker, candidates)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spaniel import __version__
-from spaniel.errors import ConfigError
+from spaniel.env.episode import Environment
+from spaniel.errors import ConfigError, SpanielError
 from spaniel.eval.baselines import Lists, bm25_lists, searched_lists
 from spaniel.eval.bill import Bill, QueryUse, StageUse, bill_lines, make_bill
 from spaniel.eval.examples import choose_examples
@@ -27,8 +28,9 @@ from spaniel.types import Group, Question
 if TYPE_CHECKING:
     from spaniel.workbench import Workbench
 
-NUM_TIMED = 8
+NUM_TIMED = 5
 """Questions rolled out one at a time, to measure what a single user waits."""
+BYTES_PER_TOKEN = 5
 
 
 class Evaluation:
@@ -63,7 +65,9 @@ class Evaluation:
 
         engine = tuned_reranker(
             self.bench.dense,
-            self.bench.train_questions[: self.cfg.rerank_train_questions],
+            self.bench.sample(
+                self.bench.train_questions, self.cfg.rerank_train_questions, "reranker"
+            ),
             self.directory / "reranker",
             candidates=self.cfg.rerank_candidates,
             seed=seed_of(self.bench.recipe.seed, "reranker"),
@@ -97,8 +101,9 @@ class Evaluation:
         )
         made_by = {"stage": stage or "start", "temperature": self.cfg.temperature}
         result = from_groups(system, groups, made_by=made_by)
-        self._add(self._timed(result, runner), _first_reports(groups))
+        self._add(self._timed(result, runner, 1), _first_reports(groups))
         self.groups[system] = groups
+        self.runner = runner
 
     def fused(self) -> None:
         """The trained policy's rollouts of a question, fused by reciprocal rank (k = 60)."""
@@ -108,7 +113,7 @@ class Evaluation:
         reports = {
             g.question.qid: fuse_reports([t.report for t in g.scored]) for g in groups if g.scored
         }
-        self._add(result, reports)
+        self._add(self._timed(result, self.runner, self.cfg.num_fused), reports)
 
     def frontier(self) -> None:
         """An API model that drives the same tools, where an endpoint is configured."""
@@ -119,10 +124,29 @@ class Evaluation:
         from spaniel.policy.openai import EndpointPolicy
         from spaniel.renderer import ByteRenderer
 
-        policy = EndpointPolicy(cfg, ByteRenderer())
-        runner = self.bench.runner(policy, ByteRenderer(), temperature=self.cfg.temperature)
-        groups = self._roll(f"api:{cfg.model}", runner, self.questions, 1)
-        self._add(from_groups(f"api:{cfg.model}", groups), _first_reports(groups))
+        system = f"api:{cfg.model}"
+        try:
+            policy = EndpointPolicy(cfg, ByteRenderer())
+            # The ledger of a text policy counts bytes, its budgets are given in tokens.
+            env = self.bench.recipe.env
+            budgets = {
+                "max_tokens": BYTES_PER_TOKEN * env.max_tokens,
+                "max_tokens_per_turn": BYTES_PER_TOKEN * env.max_tokens_per_turn,
+            }
+            environment = Environment(self.bench.engine, env.model_copy(update=budgets))
+            runner = Runner(
+                policy,
+                ByteRenderer(),
+                environment,
+                self.bench.recipe.reward,
+                temperature=self.cfg.temperature,
+            )
+            groups = self._roll(system, runner, self.questions, 1)
+        except SpanielError as error:
+            self.not_run[system] = str(error)
+            return
+        made_by = {"usd": policy.usage.usd, "tokens": "of the ledger are bytes"}
+        self._add(from_groups(system, groups, made_by=made_by), _first_reports(groups))
 
     def _roll(
         self, system: str, runner: Runner, questions: Sequence[Question], size: int
@@ -140,14 +164,15 @@ class Evaluation:
         write_records(self.directory / "trajectories" / f"{system}.jsonl", trajectories)
         return groups
 
-    def _timed(self, result: SystemResult, runner: Runner) -> SystemResult:
-        """Latency of one user alone: rollouts of a batch wait for each other."""
-        questions = self.questions[:NUM_TIMED]
+    def _timed(self, result: SystemResult, runner: Runner, size: int) -> SystemResult:
+        """Latency of one user alone, ``size`` rollouts a question: those of a whole evaluation
+        wait for each other."""
+        questions = self.bench.sample(self.questions, NUM_TIMED, "timed")
 
         async def one_at_a_time() -> float:
             started = time.perf_counter()
             for question in questions:
-                await runner.trajectory(question, seed=0, name=f"timed/{question.qid}")
+                await runner.group(question, size, seed=0, name=f"timed/{question.qid}")
             return (time.perf_counter() - started) / len(questions)
 
         seconds = asyncio.run(one_at_a_time())

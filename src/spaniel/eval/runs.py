@@ -21,18 +21,18 @@ from spaniel.store import write_text
 def write_run(path: Path, lists: Mapping[str, Sequence[str]], *, tag: str) -> int:
     """Write ranked lists as a run file; returns how many lines.
 
-    A question with an empty list has no line. What follows ``unknown:`` is text of the
-    policy and is percent-escaped; every other id is written as it is.
+    A question with an empty list has no line. Ids that hold whitespace (file names do), and
+    what follows ``unknown:``, which is text of the policy, are percent-escaped.
 
     Raises:
-        DataError: a qid, docid or the tag is empty or holds whitespace, or a docid occurs
+        DataError: an id is empty, the tag is empty or holds whitespace, or a docid occurs
             twice in a list.
     """
     _check_column(tag, "the tag of a run")
     lines = []
     for qid, docids in lists.items():
-        _check_column(qid, "a qid in a run file")
-        columns = [_docid_column(docid) for docid in docids]
+        qid = _id_column(qid)
+        columns = [_id_column(docid) for docid in docids]
         if len(set(columns)) < len(columns):
             raise DataError(f"run {tag}: question {qid} must list each docid once")
         for rank, docid in enumerate(columns, start=1):
@@ -62,13 +62,13 @@ def write_qrels(path: Path, targets: Mapping[str, Collection[str]]) -> int:
     """Write each question's targets with grade 1; returns how many lines.
 
     Raises:
-        DataError: a qid or docid is empty or holds whitespace.
+        DataError: a qid or docid is empty.
     """
     lines = []
     for qid, docids in targets.items():
-        _check_column(qid, "a qid in a qrels file")
+        qid = _id_column(qid)
         for docid in dict.fromkeys(docids):
-            _check_column(docid, "a docid in a qrels file")
+            docid = _id_column(docid)
             lines.append(f"{qid} 0 {docid} 1\n")
     write_text(path, "".join(lines))
     return len(lines)
@@ -128,11 +128,13 @@ def _score(text: str, where: str) -> float:
     return value
 
 
-def _docid_column(docid: str) -> str:
-    if docid.startswith(UNKNOWN):
-        return UNKNOWN + quote(docid.removeprefix(UNKNOWN), safe="", errors="surrogatepass")
-    _check_column(docid, "a docid in a run file")
-    return docid
+def _id_column(identifier: str) -> str:
+    """An id without whitespace as it is; others, such as file names, percent-escaped."""
+    if not identifier:
+        raise DataError("an id in a run or qrels file must not be empty")
+    if identifier.startswith(UNKNOWN):
+        return UNKNOWN + quote(identifier.removeprefix(UNKNOWN), safe="", errors="surrogatepass")
+    return identifier if identifier.split() == [identifier] else quote(identifier, safe="/")
 
 
 def _check_column(text: str, what: str) -> None:

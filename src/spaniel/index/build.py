@@ -24,7 +24,7 @@ from spaniel.types import Document
 
 FORMAT = 1
 """Of the index directory; another number has to be built again."""
-_MADE_BY = "spaniel index"
+_MADE_BY = "spaniel index build"
 _BUILD_SETTINGS = ("language", "passage_words", "passage_stride_words")
 _SEARCH_SETTINGS = ("rank_constant", "weight_document", "weight_passage", "weight_title")
 

@@ -139,7 +139,7 @@ def build_dense(index: Path, cfg: IndexConfig, *, encoder: Encoder | None = None
         ArtifactError: there is no complete index.
         DataError: the encoder gives vectors of another number or that are not finite.
     """
-    content = read_manifest(index, made_by="spaniel index")["content"]
+    content = read_manifest(index, made_by="spaniel index build")["content"]
     encoder = encoder or encoder_of(cfg)
     texts = TextStore(index / "texts")
     directory = vectors_directory(index)
@@ -173,12 +173,14 @@ def open_dense(
     lexical = lexical or open_index(index, cfg, snippet_words=snippet_words)
     encoder = encoder or encoder_of(cfg)
     directory = vectors_directory(index)
-    manifest = read_manifest(directory, made_by="spaniel index")
+    manifest = read_manifest(directory, made_by="spaniel index build")
     if manifest["encoder"] != encoder.fingerprint:
-        raise ArtifactError(f"{directory}: made by another encoder: run `spaniel index` again")
+        raise ArtifactError(
+            f"{directory}: made by another encoder: run `spaniel index build` again"
+        )
     if manifest["content"] != lexical.content:
         raise ArtifactError(
-            f"{directory}: the vectors are of other documents: run `spaniel index` again"
+            f"{directory}: the vectors are of other documents: run `spaniel index build` again"
         )
     vectors = np.load(directory / "vectors.npy", mmap_mode="r")
     return DenseEngine(lexical, vectors, encoder)
@@ -202,7 +204,7 @@ class _OldVectors:
         self.rows: dict[bytes, int] = {}
         if not (directory / MANIFEST).exists():
             return
-        manifest = read_manifest(directory, made_by="spaniel index")
+        manifest = read_manifest(directory, made_by="spaniel index build")
         if manifest.get("encoder") == encoder:
             self.manifest = manifest
             hashes = np.load(directory / "hashes.npy")

@@ -25,7 +25,7 @@ def load_policy_weights(model: Any, directory: Path) -> None:
     """
     from safetensors.torch import load_file
 
-    read_manifest(directory, made_by="spaniel rl")
+    read_manifest(directory, made_by="spaniel run")
     name = _ADAPTER if hasattr(model, "peft_config") else _FULL
     if not (directory / name).exists():
         raise ArtifactError(f"{directory / name} is missing: the policy was trained differently")

@@ -149,11 +149,15 @@ class TorchEngine:
             if weights is not None:
                 load_weights(self._model, weights)
             self._version = version
-            self._runner.forget()
-            self._schedule.forget()
+            self.forget()
         finally:
             self._num_loading -= 1
             self._wake()
+
+    def forget(self) -> None:
+        """Drop every cache, as before an update that needs the memory. Nothing may be running."""
+        self._runner.forget()
+        self._schedule.forget()
 
     def probe(self, token_ids: Sequence[int]) -> tuple[float, ...]:
         """Log-probs of a sequence's tokens under the weights that are being sampled from.

@@ -34,6 +34,6 @@ def select(questions: Mapping[str, Question], qids: Sequence[str], *, where: str
     if unknown:
         raise ArtifactError(
             f"{where}: {len(unknown):,} questions are not in the corpus (first: {unknown[0]!r}): "
-            "it was made for another one. Run `spaniel questions` again"
+            "it was made for another one. Run `spaniel questions split` again"
         )
     return [questions[qid] for qid in qids]

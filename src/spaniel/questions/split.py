@@ -137,14 +137,14 @@ def load_split(path: Path) -> Split:
         DataError: it is not a split file.
     """
     if not path.exists():
-        raise ArtifactError(f"{path} is missing: run `spaniel questions` first")
+        raise ArtifactError(f"{path} is missing: run `spaniel questions split` first")
     data: Any = read_json(path)
     expected = data.pop("hash", None) if isinstance(data, dict) else None
     split = from_plain(Split, data, where=str(path))
     if split.hash != expected:
         raise ArtifactError(
             f"{path}: the questions do not match the hash {expected!r}, so the file was edited: "
-            "run `spaniel questions` again"
+            "run `spaniel questions split` again"
         )
     return split
 

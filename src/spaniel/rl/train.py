@@ -32,6 +32,10 @@ class ProbedPolicy(Policy, Protocol):
         """Log-probs [len - 1] of a sequence at temperature 1, as the sampler computes them."""
         ...
 
+    def forget(self) -> None:
+        """Drop every cache: the update needs the memory, and its weights make them stale."""
+        ...
+
 
 def question_order(questions: Sequence[Question], *, seed: int, start: int) -> Iterator[Question]:
     """An endless stream, every epoch in its own order; ``start`` questions are skipped.
@@ -94,6 +98,7 @@ async def train(
             check_failures([t for g in groups for t in g.trajectories], cfg.max_failed_frac)
             sampled = time.perf_counter()
 
+            policy.forget()
             metrics = group_metrics(groups)
             metrics |= update(cfg, learner, groups, ref_logprobs)
             check.agreement(step, metrics)

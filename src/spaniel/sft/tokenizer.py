@@ -5,9 +5,7 @@ from typing import Any
 
 END_OF_TURN = "<|im_end|>"
 SPECIAL_TOKENS = ("<|im_start|>", END_OF_TURN, "<|pad|>")
-WORDS = (
-    r"\p{N}|[\p{Lu}\p{Lt}]\p{L}*| ?[\p{Ll}\p{Lo}\p{Lm}]\p{L}*| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-)
+WORDS = r"\p{N}|[\p{Lu}\p{Lt}]\p{L}*| ?[\p{Ll}\p{Lo}\p{Lm}]\p{L}*| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """What BPE may merge. A space joins the lower-case word after it, never a capitalised one: so a
 name has the same tokens inside a sentence and right behind a quote, and can be copied."""
 CHAT_TEMPLATE = (
