@@ -59,10 +59,11 @@ def tiny_config(vocab_size: int) -> Any:
         intermediate_size=352,
         num_hidden_layers=6,
         layer_types=["conv", "full_attention"] * 3,
-        num_attention_heads=4,
+        # Wide heads and slow rotations: a name has to be found again hundreds of tokens later.
+        num_attention_heads=2,
         num_key_value_heads=2,
         max_position_embeddings=16384,
-        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
+        rope_parameters={"rope_type": "default", "rope_theta": 1e12},
         tie_word_embeddings=True,
         # A padding id would freeze its embedding; stop tokens are the renderer's business.
         pad_token_id=None,
