@@ -119,6 +119,8 @@ class _Walk:
     def observe(self, content: str) -> None:
         """Take in the observation of the last call: new ids after a search, text after a read."""
         assert self.last is not None
+        if self.last.name == "report":
+            return  # refused, for it named nothing: there was nothing to name
         if self.last.name == "read":
             self.texts.append(content)
             return
