@@ -389,7 +389,7 @@ class BaseConfig(StageConfig):
     """Loss on context tokens while the questions are easy: a model from random weights has to
     learn the prose first."""
     optimizer: OptimizerConfig = OptimizerConfig(
-        learning_rate=2e-3, schedule="cosine", weight_decay=0.01
+        learning_rate=1e-3, schedule="cosine", weight_decay=0.01
     )
 
 

@@ -14,6 +14,7 @@ from spaniel.config import Recipe, SFTConfig
 from spaniel.corpus.prepare import load_corpus, load_questions, prepare_corpus
 from spaniel.errors import ArtifactError, DataError
 from spaniel.index.build import build_index
+from spaniel.policy.load import import_torch
 from spaniel.progress import say
 from spaniel.questions.preflight import preflight_report
 from spaniel.questions.split import make_split, write_split
@@ -82,6 +83,7 @@ def make_questions(run: Run) -> dict[str, Any]:
 
 def make_base(run: Run) -> dict[str, Any]:
     """Train a small policy from random weights; the result is a model directory."""
+    import_torch()
     from spaniel.learner import Learner, weights_fingerprint
     from spaniel.policy.export import save_policy
     from spaniel.policy.load import random_tiny
@@ -161,6 +163,7 @@ def make_sft(run: Run, *, resume: bool = False) -> dict[str, Any]:
     settings = bench.settings("policy", "sft")
 
     def make() -> dict[str, Any]:
+        import_torch()
         from spaniel.learner import Learner, weights_fingerprint
         from spaniel.policy.export import save_policy
         from spaniel.sft.train import num_sft_steps, train_sft
@@ -255,6 +258,7 @@ def make_rl(run: Run, *, resume: bool = False) -> dict[str, Any]:
     settings = bench.settings("env", "reward", "policy", "rl")
 
     def make() -> dict[str, Any]:
+        import_torch()
         from spaniel.learner import Learner, weights_fingerprint
         from spaniel.policy.export import save_policy
         from spaniel.rl.reference import frozen_reference

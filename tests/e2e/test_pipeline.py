@@ -135,9 +135,10 @@ def test_training_logs_every_step_and_keeps_trajectories(trained):
     rows = metrics(trained)
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
     for row in rows:
-        assert row["gap/mean"] < 1e-3
+        assert row.get("gap/mean", 0.0) < 1e-3  # absent where no group had a signal
         assert row["rollouts/failed_frac"] == 0.0
         assert 0.0 <= row["reward/ndcg"] <= 1.0
+    assert any("gap/mean" in row for row in rows), "no step changed the weights"
     kept = list(read_records(trained / "runs/e2e/rl/trajectories/step-00001.jsonl", Trajectory))
     assert kept
     assert all(t.policy_versions[-1] in (0, -1) for t in kept)

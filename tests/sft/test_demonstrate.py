@@ -1,13 +1,14 @@
 import asyncio
 import re
 
+from tests.doubles import WordEngine, lighthouse_documents
+
 from spaniel.config import DemonstrationConfig, EnvConfig, RewardConfig
 from spaniel.env.episode import Environment
 from spaniel.renderer import ByteRenderer
 from spaniel.rollout import Runner
 from spaniel.sft.demonstrate import demonstrate, make_teacher
 from spaniel.types import Question, StopReason
-from tests.doubles import WordEngine, lighthouse_documents
 
 QUESTION = Question(
     qid="q",
