@@ -40,7 +40,7 @@ def test_a_build_that_dies_while_indexing_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         build_index(DOCS, tmp_path / "i", IndexConfig())
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ArtifactError, match="run `spaniel index` first"):
+    with pytest.raises(ArtifactError, match="run `spaniel index build` first"):
         open_index(tmp_path / "i")
 
 
@@ -90,7 +90,7 @@ def test_an_index_of_another_version_is_refused(tmp_path, name):
     manifest = json.loads(path.read_text())
     manifest["versions"][name] = "old"
     path.write_text(json.dumps(manifest))
-    with pytest.raises(ArtifactError, match=rf"made with {name} old.*run `spaniel index` again"):
+    with pytest.raises(ArtifactError, match=rf"made with {name} old.*run `spaniel index build` again"):
         open_index(tmp_path / "i")
 
 

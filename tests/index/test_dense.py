@@ -134,7 +134,7 @@ def test_vectors_of_an_older_index_are_refused(index, encoder):
 
 
 def test_missing_vectors_say_what_makes_them(index, encoder):
-    with pytest.raises(ArtifactError, match="run `spaniel index` first"):
+    with pytest.raises(ArtifactError, match="run `spaniel index build` first"):
         open_dense(index, CFG, encoder=encoder)
 
 

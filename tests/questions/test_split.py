@@ -265,7 +265,7 @@ def test_an_edited_split_is_refused(tmp_path: Path, side: str) -> None:
 
 
 def test_a_missing_or_foreign_split_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match="run `spaniel questions` first"):
+    with pytest.raises(ArtifactError, match="run `spaniel questions split` first"):
         load_split(tmp_path / "split.json")
     (tmp_path / "split.json").write_text("[1]")
     with pytest.raises(DataError, match=r"split\.json: must hold a JSON object"):

@@ -49,7 +49,7 @@ def side_of(docid: str, seed: int) -> str:
 
 def _drawn(world: World, hops: int, side: str, wanted: int, seed: int) -> Sequence[Question]:
     share = TEST_PAGES if side == TEST else 1 - TEST_PAGES
-    pool = round(1.5 * wanted / share**hops) + 20
+    pool = min(MAX_POOL, round(1.5 * wanted / share**hops) + 20)
     while True:
         drawn = world.questions(pool, seed=seed, min_hops=hops, max_hops=hops)
         kept = [q for q in drawn if all(side_of(d, seed) == side for d in q.targets)]
