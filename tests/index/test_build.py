@@ -90,7 +90,9 @@ def test_an_index_of_another_version_is_refused(tmp_path, name):
     manifest = json.loads(path.read_text())
     manifest["versions"][name] = "old"
     path.write_text(json.dumps(manifest))
-    with pytest.raises(ArtifactError, match=rf"made with {name} old.*run `spaniel index build` again"):
+    with pytest.raises(
+        ArtifactError, match=rf"made with {name} old.*run `spaniel index build` again"
+    ):
         open_index(tmp_path / "i")
 
 
