@@ -1,7 +1,7 @@
 """Seconds of one GRPO step (rollout and update), Spaniel against TRL's ``GRPOTrainer``.
 
     pip install trl==1.16.0 datasets
-    python bench/grpo_step_vs_trl.py [--runs 3] [--threads 2] [--trl-batch 16]
+    python bench/grpo_step_vs_trl.py [--runs 3] [--threads 2] [--trl-batch 4]
 
 Both train the same small model (the packaged one; random weights of the same shape where those are
 missing) in float32 on the CPU: 8 questions of a generated world, 8 trajectories each, 6 turns a
@@ -11,10 +11,10 @@ an ``environment_factory`` over the same ``Episode`` that Spaniel's environment 
 ``rl.train.train`` with TRL's rendering as its system prompt, so that prompts are the same too.
 
 What the model samples is laid down beforehand: real calls of natural length, from a script of the
-step. Both sides make every forward pass and draw from the model's full distribution, but the draw
-is bent to the scripted token. Token ids of all trajectories are compared after each step and must
-be identical, so both sample, read and train on exactly the same tokens; the gradient norms, which
-are printed too, show that they compute the same thing.
+step. Both sides make every forward pass and every draw, and then go on with the scripted token.
+Token ids and rewards of all trajectories are compared after each step and must be identical, so
+both sample, read and train on exactly the same tokens; the gradient norms, which are printed too,
+show that they compute the same thing.
 
 TRL gets what makes it fast here: no gradient checkpointing, nothing logged or saved, no second pass
 for old log-probs, and a batch size of the update chosen by trying. It samples with
@@ -59,6 +59,7 @@ from spaniel.env.tools import REPORT, SEARCH
 from spaniel.errors import ArtifactError
 from spaniel.index.build import build_index, open_index
 from spaniel.learner import Learner
+from spaniel.policy import sampling, torch_engine
 from spaniel.policy.base import Request
 from spaniel.policy.load import load_policy_model
 from spaniel.policy.torch_engine import TorchEngine
@@ -151,7 +152,7 @@ class Task:
 
 
 class ScriptedEngine(TorchEngine):
-    """The sampling engine, with the random number of each draw set to hit the scripted token."""
+    """The sampling engine; what it draws is replaced by the scripted tokens."""
 
     scripts: dict[str, Script]
     num_turns: dict[str, int]
@@ -162,13 +163,14 @@ class ScriptedEngine(TorchEngine):
         return await super().complete(request)
 
     def _draw(self, jobs: list[Any], logits: torch.Tensor) -> None:
-        probs_RV = logits.softmax(-1)
-        cdf_RV = probs_RV.cumsum(-1, dtype=torch.float64)
-        wanted_R = torch.tensor([self._next_token(job) for job in jobs])[:, None]
-        middle_R = cdf_RV.gather(-1, wanted_R) - probs_RV.gather(-1, wanted_R).double() / 2
-        numbers = (middle_R / cdf_RV[:, -1:])[:, 0].tolist()
-        for job, number in zip(jobs, numbers, strict=True):
-            job.uniforms[len(job.token_ids)] = number
+        wanted = [self._next_token(job) for job in jobs]
+
+        def draw(logits_RV: torch.Tensor, **settings: Any) -> tuple[list[int], list[float]]:
+            sampling.draw(logits_RV, **settings)
+            wanted_R = torch.tensor(wanted)[:, None]
+            return wanted, logits_RV.log_softmax(-1).gather(-1, wanted_R)[:, 0].tolist()
+
+        torch_engine.draw = draw
         super()._draw(jobs, logits)
 
     def _next_token(self, job: Any) -> int:
@@ -475,7 +477,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--trl-batch", type=int, default=16, help="sequences of a forward pass")
+    parser.add_argument("--trl-batch", type=int, default=4, help="sequences of a forward pass")
     parser.add_argument("--questions", type=int, default=8)
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--turns", type=int, default=6)
