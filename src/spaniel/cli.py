@@ -101,9 +101,11 @@ def sft_train(
 
 
 @sft_app.command("base", context_settings=WITH_OVERRIDES)
-def sft_base(ctx: typer.Context, recipe: RecipePath, force: Force = False) -> None:
+def sft_base(
+    ctx: typer.Context, recipe: RecipePath, force: Force = False, resume: Resume = False
+) -> None:
     """Train the small default policy from random weights, on generated worlds."""
-    _stage(recipe, ctx.args, force, "make_base")
+    _stage(recipe, ctx.args, force, "make_base_demonstrations", "make_base", resume=resume)
 
 
 @app.command(context_settings=WITH_OVERRIDES)

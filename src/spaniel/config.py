@@ -373,6 +373,8 @@ class BaseConfig(StageConfig):
     """Questions of each world, a quarter of them with one hop."""
     noise: float = Field(0.25, ge=0, le=1)
     """Detours of the label demonstrator."""
+    min_reward: float = Field(0.7, ge=0)
+    """Demonstrations with a lower nDCG are dropped."""
     vocab_size: int = Field(4096, ge=512, le=65536)
     """Of the byte-level BPE tokenizer, trained on these worlds and ``extra_texts``."""
     extra_texts: tuple[Path, ...] = ()

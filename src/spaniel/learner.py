@@ -152,9 +152,13 @@ def disable_dropout(model: nn.Module) -> None:
 
 
 class Learner:
-    """Updates a model by samples, and saves everything that an exact resume needs."""
+    """Updates a model by samples, and saves everything that an exact resume needs.
 
-    def __init__(self, model: nn.Module, cfg: OptimizerConfig, *, total_steps: int) -> None:
+    Args:
+        total_steps: what the schedule is laid out over; None when it follows ``set_progress``.
+    """
+
+    def __init__(self, model: nn.Module, cfg: OptimizerConfig, *, total_steps: int | None) -> None:
         self.model, self.cfg, self.total_steps = model, cfg, total_steps
         decoder_and_head(model)  # refuses what cannot be trained, before anything is rolled out
         disable_dropout(model)
@@ -166,7 +170,7 @@ class Learner:
             _decay_groups(model, cfg.weight_decay), lr=cfg.learning_rate, betas=(0.9, cfg.beta2)
         )
         self.num_steps = 0
-        self._progress: float | None = None
+        self._progress = 0.0
 
     def set_progress(self, done: float) -> None:
         """Let the schedule follow ``done`` in [0, 1] instead of counting steps."""
@@ -199,14 +203,19 @@ class Learner:
                     f"{norm} is not finite; weights were not changed. Lower the learning rate."
                 )
             totals["grad_norm"] = norm
-            done = self.num_steps / self.total_steps if self._progress is None else self._progress
-            rate = learning_rate_at(done, self.cfg, min_warmup=1 / self.total_steps)
+            rate = self._learning_rate()
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             totals["learning_rate"] = rate
             self.optimizer.step()
         self.num_steps += 1
         return totals
+
+    def _learning_rate(self) -> float:
+        if self.total_steps is None:
+            return learning_rate_at(self._progress, self.cfg)
+        done = self.num_steps / self.total_steps
+        return learning_rate_at(done, self.cfg, min_warmup=1 / self.total_steps)
 
     @torch.no_grad()
     def logprobs(

@@ -19,7 +19,12 @@ def say(message: str) -> None:
 
 
 class Progress:
-    """A counter with rate and time left. Use as a context manager."""
+    """A counter with rate and time left. Use as a context manager.
+
+    One counts at a time: inside another's block a second one is silent.
+    """
+
+    _counting: "Progress | None" = None
 
     def __init__(self, what: str, total: int | None, unit: str = "it") -> None:
         self.what, self.total, self.unit = what, total, unit
@@ -29,9 +34,14 @@ class Progress:
         self._started = self._last = time.monotonic()
 
     def __enter__(self) -> "Progress":
+        if Progress._counting is None:
+            Progress._counting = self
         return self
 
     def __exit__(self, *exc: object) -> None:
+        if Progress._counting is not self:
+            return
+        Progress._counting = None
         if self._live:
             sys.stderr.write("\r\x1b[2K")
         if exc[0] is None:
@@ -40,6 +50,8 @@ class Progress:
     def advance(self, count: int = 1, note: str = "") -> None:
         """Count some more done; ``note`` is shown behind."""
         self.done += count
+        if Progress._counting is not self:
+            return
         now = time.monotonic()
         if now - self._last < (0.1 if self._live else PLAIN_EVERY_S):
             return

@@ -135,6 +135,7 @@ COMMANDS = {
     "preflight": "questions preflight",
     "rl": "rl",
     "eval": "eval",
+    "base-demonstrations": "sft base",
     "base": "sft base",
 }
 """Stage -> the command that makes it."""

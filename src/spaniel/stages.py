@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from spaniel.config import Recipe, SFTConfig
+from spaniel.config import BaseConfig, Recipe, SFTConfig
 from spaniel.corpus.prepare import load_corpus, load_questions, prepare_corpus
 from spaniel.errors import ArtifactError, DataError
 from spaniel.index.build import build_index
@@ -25,6 +25,7 @@ from spaniel.store import (
     JsonlLog,
     hash_of,
     iter_lines,
+    publish_directory,
     read_json,
     read_records,
     write_json,
@@ -81,49 +82,97 @@ def make_questions(run: Run) -> dict[str, Any]:
 # --- a default policy of one's own ------------------------------------------------------------
 
 
-def make_base(run: Run) -> dict[str, Any]:
-    """Train a small policy from random weights; the result is a model directory."""
-    import_torch()
-    from spaniel.learner import Learner, weights_fingerprint
-    from spaniel.policy.export import save_policy
-    from spaniel.policy.load import random_tiny
-    from spaniel.sft.base import base_demonstrations, base_tokenizer, make_renderer, train_base
+def make_base_demonstrations(run: Run) -> dict[str, Any]:
+    """Generate worlds, train a tokenizer on them, let the label teacher walk through them."""
+    from spaniel.sft.base import (
+        base_demonstrations,
+        base_tokenizer,
+        make_renderer,
+        save_demonstrations,
+    )
 
-    cfg = run.recipe.base
-    if cfg is None:
-        raise ArtifactError("this recipe has no [base] section: there is no base to train")
+    cfg = _base(run.recipe)
 
     def make() -> dict[str, Any]:
         tokenizer = base_tokenizer(run.recipe, cfg)
         demonstrations = base_demonstrations(run.recipe, cfg, make_renderer(tokenizer))
-        say(f"{len(demonstrations):,} demonstrations")
-        model = random_tiny(len(tokenizer), seed=seed_of(run.recipe.seed, "model"))
-        learner = Learner(model, cfg.optimizer, total_steps=5000)
-        log = MetricsLog(run.path("base", "metrics.jsonl"), first_step=0)
+        outputs = {
+            "demonstrations": len(demonstrations),
+            "tokens": sum(len(d.token_ids) for d in demonstrations),
+        }
+        with publish_directory(run.path("base", "data"), outputs) as partial:
+            tokenizer.save_pretrained(partial / "tokenizer")
+            save_demonstrations(partial / "demonstrations.npz", demonstrations)
+        say(f"{outputs['demonstrations']:,} demonstrations, {outputs['tokens']:,} tokens")
+        return outputs
 
-        def on_step(step: int, metrics: dict[str, float]) -> None:
+    made_from = {"num_worlds", "first_seed", "pages", "questions", "noise", "min_reward"}
+    made_from |= {"vocab_size", "extra_texts"}
+    settings = _base_settings(run.recipe, made_from)
+    return run.stage("base-demonstrations", settings=settings, needs=(), make=make)
+
+
+def make_base(run: Run, *, resume: bool = False) -> dict[str, Any]:
+    """Train a small policy from random weights; the result is a model directory."""
+    import_torch()
+    from transformers import AutoTokenizer
+
+    from spaniel.learner import Learner, weights_fingerprint
+    from spaniel.policy.export import save_policy
+    from spaniel.policy.load import random_tiny
+    from spaniel.sft.base import load_demonstrations, train_base
+
+    cfg = _base(run.recipe)
+    settings = _base_settings(run.recipe, set(type(cfg).model_fields))
+
+    def make() -> dict[str, Any]:
+        data = run.path("base", "data")
+        tokenizer = AutoTokenizer.from_pretrained(data / "tokenizer")
+        model = random_tiny(len(tokenizer), seed=seed_of(run.recipe.seed, "model"))
+        learner = Learner(model, cfg.optimizer, total_steps=None)
+        checkpoints = Checkpoints(
+            run.path("base", "checkpoints"), settings, keep=1, resume=resume, force=run.force
+        )
+        state = checkpoints.restore(learner)
+        log = MetricsLog(run.path("base", "metrics.jsonl"), first_step=learner.num_steps)
+
+        def on_step(step: int, metrics: dict[str, float], seconds: float) -> None:
             log.append(step, metrics)
             if step % 50 == 0:
                 say(
                     f"base {step}  {metrics['progress']:.0%}  own-token loss "
                     f"{metrics['loss/own_tokens']:.4f}"
                 )
+            if step % 100 == 0:
+                checkpoints.save(learner, step, seconds=seconds)
 
         train_base(
             learner,
-            demonstrations,
+            load_demonstrations(data / "demonstrations.npz"),
             cfg,
             vocab_size=len(tokenizer),
             seed=seed_of(run.recipe.seed, "base"),
             on_step=on_step,
+            seconds=state.get("seconds", 0.0),
         )
         log.close()
         save_policy(model, tokenizer, run.path("base", "policy"), {"stage": "base"})
-        return {"demonstrations": len(demonstrations), "weights": weights_fingerprint(model)}
+        checkpoints.clear()
+        return {"steps": learner.num_steps, "weights": weights_fingerprint(model)}
 
-    dump = run.recipe.model_dump(mode="json")
-    settings = {name: dump[name] for name in ("seed", "base", "env", "index", "reward")}
-    return run.stage("base", settings=settings, needs=(), make=make)
+    return run.stage("base", settings=settings, needs=("base-demonstrations",), make=make)
+
+
+def _base(recipe: Recipe) -> BaseConfig:
+    if recipe.base is None:
+        raise ArtifactError("this recipe has no [base] section: there is no base to train")
+    return recipe.base
+
+
+def _base_settings(recipe: Recipe, names: set[str]) -> dict[str, Any]:
+    dump = recipe.model_dump(mode="json")
+    base = {name: value for name, value in dump["base"].items() if name in names}
+    return {"base": base, **{name: dump[name] for name in ("seed", "env", "index", "reward")}}
 
 
 # --- SFT ----------------------------------------------------------------------------------
@@ -397,9 +446,10 @@ class Checkpoints:
                 "--resume to go on, or --force to start again"
             )
 
-    def restore(self, learner: Any) -> None:
-        """Load the latest checkpoint, if there is one."""
+    def restore(self, learner: Any) -> dict[str, Any]:
+        """Load the latest checkpoint, if there is one; returns what was saved with it."""
         found = self._found()
+        state: dict[str, Any] = {}
         if found:
             state = learner.restore(found[-1])
             if state["settings"] != self.settings:
@@ -408,10 +458,11 @@ class Checkpoints:
                     "to start again"
                 )
             say(f"resumed after step {learner.num_steps}")
+        return state
 
-    def save(self, learner: Any, step: int) -> None:
+    def save(self, learner: Any, step: int, **state: float) -> None:
         """Publish a checkpoint and drop the oldest."""
-        learner.save(self.directory / f"step-{step:06d}", {"settings": self.settings})
+        learner.save(self.directory / f"step-{step:06d}", {"settings": self.settings, **state})
         for old in self._found()[: -self.keep]:
             shutil.rmtree(old)
 

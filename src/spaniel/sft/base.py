@@ -22,7 +22,7 @@ from spaniel.config import BaseConfig, Recipe
 from spaniel.env.episode import Environment
 from spaniel.index.build import build_index, open_index
 from spaniel.learner import Learner
-from spaniel.progress import say, track
+from spaniel.progress import track
 from spaniel.renderer import ChatRenderer, Renderer
 from spaniel.rollout import Runner, seed_of
 from spaniel.sft.demonstrate import LabelTeacher
@@ -68,6 +68,30 @@ def _tokenizer_texts(recipe: Recipe, cfg: BaseConfig) -> Iterator[str]:
             yield f"{row.get('title', '')}\n{row['text']}"
 
 
+def save_demonstrations(path: Path, demonstrations: Sequence[Demonstration]) -> None:
+    """All ledgers end to end in one compressed file."""
+    np.savez_compressed(
+        path,
+        token_ids=np.concatenate([d.token_ids for d in demonstrations]),
+        own=np.concatenate([d.own for d in demonstrations]),
+        ends=np.cumsum([len(d.token_ids) for d in demonstrations]),
+        hops=np.array([d.hops for d in demonstrations]),
+    )
+
+
+def load_demonstrations(path: Path) -> list[Demonstration]:
+    """What ``save_demonstrations`` wrote."""
+    with np.load(path) as arrays:
+        ends = arrays["ends"][:-1]
+        parts = zip(
+            np.split(arrays["token_ids"], ends),
+            np.split(arrays["own"], ends),
+            arrays["hops"].tolist(),
+            strict=True,
+        )
+        return [Demonstration(ids, own, hops) for ids, own, hops in parts]
+
+
 def base_demonstrations(recipe: Recipe, cfg: BaseConfig, renderer: Renderer) -> list[Demonstration]:
     """The label teacher's walks through every world."""
     out: list[Demonstration] = []
@@ -101,13 +125,8 @@ def _world_demonstrations(
             np.array(t.token_ids, dtype=np.uint16), np.array(t.loss_mask), by_qid[t.qid].hops
         )
         for t in trajectories
-        if t.reward_parts.get("ndcg", 0.0) >= recipe_min_ndcg(recipe)
+        if t.reward_parts.get("ndcg", 0.0) >= cfg.min_reward
     ]
-
-
-def recipe_min_ndcg(recipe: Recipe) -> float:
-    """Demonstrations below this nDCG are dropped."""
-    return recipe.sft.demonstrations.min_reward if recipe.sft is not None else 0.7
 
 
 def _renamed(question: Question, number: int) -> Question:
@@ -129,35 +148,37 @@ def train_base(
     *,
     vocab_size: int,
     seed: int,
-    on_step: Callable[[int, dict[str, float]], None],
+    on_step: Callable[[int, dict[str, float], float], None],
+    seconds: float = 0.0,
 ) -> None:
     """Train for ``cfg.minutes``; the learning rate and the curriculum follow the clock.
 
-    The number of steps is estimated from the first ones and corrected as the run goes, so
-    that the cosine ends where the time does.
+    What a step learns from is a function of ``seed`` and the step, so a resumed training goes
+    on where the other stopped.
+
+    Args:
+        on_step: gets (step from 1, metrics, seconds of training so far).
+        seconds: seconds that earlier, interrupted training took.
     """
-    rng = random.Random(seed)
     easy = [d for d in demonstrations if d.hops <= 2]
-    deadline = time.perf_counter() + cfg.minutes * 60
-    started = time.perf_counter()
-    step = 0
-    while (now := time.perf_counter()) < deadline:
-        done = (now - started) / (cfg.minutes * 60)
+    started = time.perf_counter() - seconds
+    budget = cfg.minutes * 60
+    while (spent := time.perf_counter() - started) < budget:
+        done = spent / budget
+        rng = random.Random(seed_of(seed, learner.num_steps))
         learner.set_progress(done)
-        if step < cfg.copy_steps:
+        if learner.num_steps < cfg.copy_steps:
             samples = copy_samples(cfg.trajectories_per_step * 2, vocab_size, rng)
         else:
             early = done < cfg.easy_frac
-            pool = easy if early else demonstrations
+            pool = easy if early and easy else demonstrations
             chosen = [rng.choice(pool) for _ in range(cfg.trajectories_per_step)]
             # Early on the prose teaches to copy, too: a name in a hit comes again in the
             # document that is read. Later it would only be paid for.
             weight = cfg.observation_loss_weight if early else 0.0
             samples = demonstration_samples(chosen, weight)
-        step += 1
         metrics = learner.step(samples, cross_entropy)
-        on_step(step, {**metrics, "progress": done})
-    say(f"base: {step} steps in {cfg.minutes:g} minutes")
+        on_step(learner.num_steps, {**metrics, "progress": done}, time.perf_counter() - started)
 
 
 def copy_samples(count: int, vocab_size: int, rng: random.Random) -> list[TrainingSample]:

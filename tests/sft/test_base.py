@@ -1,0 +1,180 @@
+"""Training the small default policy: data, curriculum, resume."""
+
+import itertools
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spaniel.config import BaseConfig, OptimizerConfig, load_recipe
+from spaniel.learner import Learner, weights_fingerprint
+from spaniel.policy.load import random_tiny
+from spaniel.run import Run
+from spaniel.sft import base
+from spaniel.sft.base import (
+    Demonstration,
+    copy_samples,
+    demonstration_samples,
+    load_demonstrations,
+    save_demonstrations,
+    train_base,
+)
+from spaniel.stages import make_base, make_base_demonstrations
+
+RECIPE = """
+name = "base"
+
+[env]
+dialect = "plain"
+max_results = 4
+snippet_words = 12
+max_turns = 8
+max_tokens_per_turn = 48
+max_observation_chars = 900
+
+[base]
+num_worlds = 1
+pages = 200
+questions = 12
+vocab_size = 1024
+copy_steps = 2
+minutes = 0.02
+trajectories_per_step = 2
+"""
+
+
+def demonstration(hops: int, length: int = 6) -> Demonstration:
+    ids = np.arange(3, 3 + length, dtype=np.uint16)
+    return Demonstration(ids, np.arange(length) % 2 == 1, hops)
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(2, 9)), min_size=1, max_size=8))
+def test_saved_demonstrations_come_back(tmp_path_factory, shapes):
+    path = tmp_path_factory.mktemp("demos") / "demonstrations.npz"
+    made = [demonstration(hops, length) for hops, length in shapes]
+    save_demonstrations(path, made)
+    for old, new in zip(made, load_demonstrations(path), strict=True):
+        assert old.token_ids.tolist() == new.token_ids.tolist()
+        assert old.own.tolist() == new.own.tolist()
+        assert old.hops == new.hops
+
+
+def test_copied_tokens_inside_a_piece_follow_from_the_first_time():
+    for sample in copy_samples(4, 512, random.Random(0)):
+        ids, weights = sample.token_ids, sample.weights
+        first = weights.count(0.0)
+        assert weights[:first] == (0.0,) * first  # the first time there is nothing to copy
+        assert len(set(ids[:first])) == first
+        assert set(ids[first:]) <= set(ids[:first])
+        successors = dict(itertools.pairwise(ids[:first]))
+        follows = [successors.get(a) == b for a, b in itertools.pairwise(ids[first:])]
+        assert sum(follows) > 0.6 * len(follows)
+
+
+def test_weights_of_a_step_sum_to_one_on_own_tokens():
+    samples = demonstration_samples([demonstration(1, 8), demonstration(2, 4)], 0.5)
+    own = [w for s in samples for w, i in zip(s.weights, s.token_ids, strict=True) if i % 2 == 0]
+    other = [w for s in samples for w, i in zip(s.weights, s.token_ids, strict=True) if i % 2]
+    assert sum(own) == pytest.approx(1.0)
+    assert sum(other) == pytest.approx(0.5)
+
+
+class Recorder:
+    """Stands in for the learner: notes what each step was given."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self.steps: list[tuple[float, int, float]] = []
+
+    def set_progress(self, done: float) -> None:
+        self.done = done
+
+    def step(self, samples, objective):
+        self.num_steps += 1
+        self.steps.append((self.done, len(samples[0].token_ids), min(samples[0].weights)))
+        return {}
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Every look at the clock is a second later."""
+    seconds = itertools.count()
+    fake = SimpleNamespace(perf_counter=lambda: float(next(seconds)))
+    monkeypatch.setattr(base, "time", fake)
+
+
+def test_copying_then_short_questions_then_all(clock):
+    cfg = BaseConfig(copy_steps=3, easy_frac=0.5, minutes=1, trajectories_per_step=1)
+    learner = Recorder()
+    demonstrations = [demonstration(1, 6), demonstration(5, 9)]
+    train_base(learner, demonstrations, cfg, vocab_size=512, seed=0, on_step=lambda *a: None)
+    assert all(length > 9 for _, length, _ in learner.steps[:3])
+    easy = [s for s in learner.steps[3:] if s[0] < 0.5]
+    late = [s for s in learner.steps[3:] if s[0] >= 0.5]
+    assert easy
+    assert {length for _, length, _ in easy} == {6}
+    assert all(weight > 0 for _, _, weight in easy)  # context is trained on, too
+    assert {length for _, length, _ in late} == {6, 9}
+    assert all(weight == 0 for _, _, weight in late)
+
+
+def test_an_interrupted_training_goes_on_to_the_same_weights(clock, tmp_path):
+    cfg = BaseConfig(
+        copy_steps=2,
+        easy_frac=0.5,
+        minutes=0.3,
+        trajectories_per_step=1,
+        optimizer=OptimizerConfig(learning_rate=1e-3),
+    )
+    demonstrations = [demonstration(1, 6), demonstration(5, 9)]
+
+    def train(learner, seconds=0.0, stop_after=None):
+        def on_step(step, metrics, spent):
+            if step == stop_after:
+                learner.save(tmp_path / "checkpoint", {"seconds": spent})
+                raise KeyboardInterrupt
+
+        train_base(
+            learner,
+            demonstrations,
+            cfg,
+            vocab_size=512,
+            seed=7,
+            on_step=on_step,
+            seconds=seconds,
+        )
+
+    def learner():
+        return Learner(random_tiny(512, seed=0), cfg.optimizer, total_steps=None)
+
+    whole, stopped, resumed = learner(), learner(), learner()
+    train(whole)
+    with pytest.raises(KeyboardInterrupt):
+        train(stopped, stop_after=4)
+    assert weights_fingerprint(stopped.model) != weights_fingerprint(whole.model)
+    state = resumed.restore(tmp_path / "checkpoint")
+    train(resumed, seconds=state["seconds"])
+    assert resumed.num_steps == whole.num_steps
+    assert weights_fingerprint(resumed.model) == weights_fingerprint(whole.model)
+
+
+def test_the_stages_make_a_policy_that_transformers_loads(tmp_path, monkeypatch):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    run = Run(load_recipe(tmp_path / "recipe.toml"))
+    made = make_base_demonstrations(run)
+    assert made["demonstrations"] >= 8
+    walks = load_demonstrations(run.path("base", "data", "demonstrations.npz"))
+    assert {d.hops for d in walks} > {1}
+    trained = make_base(run)
+    assert trained["steps"] >= 1
+    tokenizer = AutoTokenizer.from_pretrained(run.path("base", "policy"))
+    model = AutoModelForCausalLM.from_pretrained(run.path("base", "policy"))
+    assert len(tokenizer) == model.config.vocab_size <= 1024
+    own = walks[0].token_ids[walks[0].own].tolist()
+    assert tokenizer.decode(own).startswith('search("')
