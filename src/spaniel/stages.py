@@ -84,6 +84,7 @@ def make_questions(run: Run) -> dict[str, Any]:
 
 def make_base_demonstrations(run: Run) -> dict[str, Any]:
     """Generate worlds, train a tokenizer on them, let the label teacher walk through them."""
+    import_torch()
     from spaniel.sft.base import (
         base_demonstrations,
         base_tokenizer,

@@ -97,8 +97,13 @@ class Workbench:
 
     @cached_property
     def _model_and_tokenizer(self) -> tuple[Any, Any]:
-        from spaniel.policy.load import load_policy_model
+        from spaniel.policy.load import load_policy_model, unfamiliar_settings
 
+        unfamiliar = unfamiliar_settings(self.recipe.policy, self.recipe.env)
+        if unfamiliar:
+            say(
+                f"[env] is not what spaniel-tiny was trained with; it knows {', '.join(unfamiliar)}"
+            )
         return load_policy_model(self.recipe.policy, seed=seed_of(self.recipe.seed, "model"))
 
     @property

@@ -1,11 +1,20 @@
+from pathlib import Path
+
 import pytest
 import torch
 from tests.policy.tiny_models import full_logits, tiny
 
-from spaniel.config import LoraConfig, PolicyConfig
+from spaniel.config import EnvConfig, LoraConfig, PolicyConfig, load_recipe
 from spaniel.errors import ArtifactError, ConfigError
 from spaniel.policy import load
-from spaniel.policy.load import add_lora, load_policy_model, random_tiny, tiny_config
+from spaniel.policy.load import (
+    TINY_KNOWS,
+    add_lora,
+    load_policy_model,
+    random_tiny,
+    tiny_config,
+    unfamiliar_settings,
+)
 
 
 class Words:
@@ -90,3 +99,21 @@ def test_lora_trains_adapters_alone_starts_as_the_model_itself_and_says_its_shar
 def test_lora_on_layers_that_do_not_exist_is_refused():
     with pytest.raises(ConfigError, match="target_modules"):
         add_lora(tiny("llama"), LoraConfig(target_modules=("nothing",)), seed=0)
+
+
+def test_settings_that_the_packaged_policy_never_saw_are_named():
+    tiny_policy = PolicyConfig(model="spaniel-tiny")
+    assert unfamiliar_settings(tiny_policy, EnvConfig(**TINY_KNOWS)) == []
+    odd = EnvConfig(**{**TINY_KNOWS, "max_results": 9})
+    assert unfamiliar_settings(tiny_policy, odd) == ["max_results = 4"]
+    assert unfamiliar_settings(PolicyConfig(model="some/model"), EnvConfig()) == []
+
+
+def test_the_packaged_recipes_use_the_settings_that_the_packaged_policy_knows():
+    root = Path(__file__).parents[2]
+    recipes = [load_recipe(p) for p in root.glob("recipes/*/recipe.toml")]
+    recipes.append(load_recipe(root / "src/spaniel/quickstart.toml"))
+    base = load_recipe(root / "recipes/tiny-base/recipe.toml")
+    assert unfamiliar_settings(PolicyConfig(model="spaniel-tiny"), base.env) == []
+    for recipe in recipes:
+        assert unfamiliar_settings(recipe.policy, recipe.env) == [], recipe.name

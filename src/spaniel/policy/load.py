@@ -4,13 +4,31 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from spaniel.config import LoraConfig, PolicyConfig
+from spaniel.config import EnvConfig, LoraConfig, PolicyConfig
 from spaniel.errors import ArtifactError, ConfigError
 from spaniel.progress import say
 
 TINY_FOLDER = Path(__file__).parent / "tiny"
 """Weights, configuration and tokenizer of ``spaniel-tiny``; ``random-tiny`` shares the
 tokenizer."""
+
+TINY_KNOWS = {
+    "dialect": "plain",
+    "max_results": 4,
+    "snippet_words": 12,
+    "max_observation_chars": 900,
+}
+"""``[env]`` settings that ``spaniel-tiny`` was trained with. A language model adapts to others;
+one of 1.7 M parameters knows no others."""
+
+
+def unfamiliar_settings(policy: PolicyConfig, env: EnvConfig) -> list[str]:
+    """``[env]`` settings that the packaged policy has never seen, as ``name = known``."""
+    if not _is_tiny(policy):
+        return []
+    return [
+        f"{name} = {value!r}" for name, value in TINY_KNOWS.items() if getattr(env, name) != value
+    ]
 
 
 def load_policy_model(cfg: PolicyConfig, *, seed: int, tokenizer: Any = None) -> tuple[Any, Any]:
