@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.endpoint_server import Server, answer
 
 from spaniel.store import iter_lines, read_json, read_records
 from spaniel.types import Trajectory
@@ -192,6 +194,54 @@ def test_evaluation_writes_the_table_the_runs_and_the_report(trained):
     page = (trained / "runs/e2e/eval/report.html").read_text()
     assert "<script" not in page
     assert "policy-rl" in page
+
+
+def searches_then_reports(body):
+    """A model that searches with the question's names and reports the first hit."""
+    turn = body["messages"][-1]["content"]
+    shown = re.search(r"\[(\w{3})\]", turn)
+    if shown:
+        return answer(f'report(["{shown.group(1)}"])')
+    names = re.findall(r"[A-Z]\w+", turn.removeprefix("Question: "))
+    return answer(f'search("{" ".join(names[1:])}")')
+
+
+@pytest.fixture
+def endpoint(monkeypatch):
+    monkeypatch.setenv("SPANIEL_TEST_KEY", "secret")
+    server = Server()
+    server.reply = searches_then_reports
+    yield f'{{model = "m", base_url = "{server.url}", api_key_env = "SPANIEL_TEST_KEY"}}'
+    server.close()
+
+
+def test_an_api_model_gets_a_row_with_the_tokens_its_endpoint_counted(trained, tmp_path, endpoint):
+    copy = tmp_path / "run"
+    shutil.copytree(trained, copy)
+    spaniel(copy, "eval", "recipe.toml", "--force", "--eval.endpoint", endpoint)
+    results = json.loads((copy / "runs/e2e/eval/results.json").read_text())
+    (row,) = [row for row in results["rows"] if row["system"] == "api:m"]
+    assert row["n"] == 12
+    assert row["ndcg"] > 0.0
+    assert row["searches"] == 1.0
+    assert row["completion_tokens"] == 2 * 20  # two requests, as the endpoint counts
+    assert row["prompt_tokens"] == 2 * 100
+
+
+def test_demonstrations_come_from_a_stronger_model_too(folder, tmp_path, endpoint):
+    copy = tmp_path / "run"
+    shutil.copytree(folder, copy)
+    spaniel(
+        copy,
+        *("sft", "demonstrate", "recipe.toml", "--force"),
+        *("--sft.demonstrations.teacher", "endpoint"),
+        *("--sft.demonstrations.endpoint", endpoint),
+    )
+    kept = list(read_records(copy / "runs/e2e/sft/demonstrations.jsonl", Trajectory))
+    assert kept
+    for t in kept:
+        assert t.reward_parts["ndcg"] >= 0.7
+        assert [turn.call.name for turn in t.turns if turn.call] == ["search", "report"]
 
 
 def test_the_trained_policy_loads_without_spaniel(trained):

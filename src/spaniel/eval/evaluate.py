@@ -145,8 +145,9 @@ class Evaluation:
         except SpanielError as error:
             self.not_run[system] = str(error)
             return
-        made_by = {"usd": policy.usage.usd, "tokens": "of the ledger are bytes"}
-        self._add(from_groups(system, groups, made_by=made_by), _first_reports(groups))
+        made_by = {"usd": policy.usage.usd, "tokens": "as the endpoint counted them"}
+        result = from_groups(system, groups, usage=policy.tokens_of, made_by=made_by)
+        self._add(result, _first_reports(groups))
 
     def _roll(
         self, system: str, runner: Runner, questions: Sequence[Question], size: int

@@ -52,6 +52,7 @@ class EndpointPolicy:
 
     Attributes:
         usage: tokens and cost so far.
+        tokens_of: episode id -> (prompt, completion) tokens as the endpoint counted them.
 
     Raises:
         ConfigError: the SDK is missing, or the environment variable of the key is not set.
@@ -83,6 +84,7 @@ class EndpointPolicy:
             usd_per_million_input=cfg.usd_per_million_input,
             usd_per_million_output=cfg.usd_per_million_output,
         )
+        self.tokens_of: dict[str, tuple[int, int]] = {}
 
     @property
     def version(self) -> int:
@@ -98,7 +100,7 @@ class EndpointPolicy:
         with boundary(PolicyError, f"endpoint {self._cfg.model}"):
             async with self._places:
                 answer = await self._client.chat.completions.create(**self._arguments(request))
-            self._count(answer)
+            self._count(request.episode_id, answer)
             text, cut = _read(answer)
         ids = self._renderer.encode_completion(text)
         return Completion(
@@ -141,11 +143,15 @@ class EndpointPolicy:
             arguments["top_p"] = sampling.top_p
         return arguments
 
-    def _count(self, answer: Any) -> None:
+    def _count(self, episode_id: str, answer: Any) -> None:
         usage = getattr(answer, "usage", None)
+        prompt = getattr(usage, "prompt_tokens", None) or 0
+        completion = getattr(usage, "completion_tokens", None) or 0
         self.usage.num_requests += 1
-        self.usage.input_tokens += getattr(usage, "prompt_tokens", None) or 0
-        self.usage.output_tokens += getattr(usage, "completion_tokens", None) or 0
+        self.usage.input_tokens += prompt
+        self.usage.output_tokens += completion
+        before = self.tokens_of.get(episode_id, (0, 0))
+        self.tokens_of[episode_id] = (before[0] + prompt, before[1] + completion)
 
 
 def _read(answer: Any) -> tuple[str, bool]:
