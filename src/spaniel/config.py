@@ -472,6 +472,8 @@ class EvalConfig(StageConfig):
     """Resamples behind every interval."""
     endpoint: EndpointConfig | None = None
     """A frontier model driving the same tools."""
+    compare_with: tuple[Path, ...] = ()
+    """Directories of other runs, whose training curves the report draws over this one's."""
     prices: PriceConfig = PriceConfig()
 
 

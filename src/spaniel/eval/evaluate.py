@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from spaniel import __version__
 from spaniel.env.episode import Environment
-from spaniel.errors import ConfigError, SpanielError
+from spaniel.errors import ArtifactError, ConfigError, SpanielError
 from spaniel.eval.baselines import Lists, bm25_lists, searched_lists
 from spaniel.eval.bill import Bill, QueryUse, StageUse, bill_lines, make_bill
 from spaniel.eval.examples import choose_examples
@@ -188,9 +188,11 @@ def evaluate(bench: "Workbench") -> dict[str, Any]:
     """Run every system, write ``results.json``, TREC runs and ``report.html``; print the table.
 
     Raises:
-        ArtifactError: nothing is trained yet and no baseline could run.
+        ArtifactError: nothing is trained yet and no baseline could run, or a run to compare
+            with has no training curve.
     """
     run, recipe = bench.run, bench.recipe
+    curves = training_curves(run.directory, recipe.eval.compare_with)
     evaluation = Evaluation(bench)
     targets = {q.qid: q.targets for q in evaluation.questions}
     write_qrels(evaluation.directory / "qrels.txt", targets)
@@ -216,7 +218,7 @@ def evaluate(bench: "Workbench") -> dict[str, Any]:
     write_text(evaluation.directory / "table.txt", table + "\n")
     write_text(evaluation.directory / "table.md", format_table(results, markdown=True) + "\n")
     bill = _bill(bench, evaluation)
-    _report(bench, evaluation, results, bill)
+    _report(bench, evaluation, results, bill, curves)
     print(table)
     for line in bill_lines(bill):
         print(line)
@@ -280,7 +282,11 @@ def _bill(bench: "Workbench", evaluation: Evaluation) -> Bill:
 
 
 def _report(
-    bench: "Workbench", evaluation: Evaluation, results: dict[str, Any], bill: Bill
+    bench: "Workbench",
+    evaluation: Evaluation,
+    results: dict[str, Any],
+    bill: Bill,
+    curves: tuple[Curve, ...],
 ) -> None:
     run = bench.run
     best = evaluation.groups.get("policy-rl") or next(reversed(evaluation.groups.values()))
@@ -296,7 +302,7 @@ def _report(
             f"{results['protocol']['num_documents']:,} documents."
         ),
         results=results,
-        curves=_curves(run.path("rl", "metrics.jsonl")),
+        curves=curves,
         examples=choose_examples(pairs, titles),
         bill=bill,
         preflight=_preflight_summary(preflight) if preflight.exists() else {},
@@ -304,10 +310,21 @@ def _report(
     write_report(evaluation.directory / "report.html", data)
 
 
-def _curves(path: Path) -> tuple[Curve, ...]:
-    if not path.exists():
-        return ()
-    return (Curve(name="policy-rl", metrics=tuple(row for _, row in iter_lines(path))),)
+def training_curves(directory: Path, others: Sequence[Path]) -> tuple[Curve, ...]:
+    """What RL logged in this run and in others, each under the name of its run.
+
+    Raises:
+        ArtifactError: one of the others has no log of RL.
+    """
+    curves = []
+    for run in (directory, *others):
+        path = run / "rl" / "metrics.jsonl"
+        if path.exists():
+            rows = tuple(row for _, row in iter_lines(path))
+            curves.append(Curve(name=run.name, metrics=rows))
+        elif run != directory:
+            raise ArtifactError(f"eval.compare_with: {path} is missing: no RL was run there")
+    return tuple(curves)
 
 
 def _preflight_summary(path: Path) -> dict[str, Any]:
