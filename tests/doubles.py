@@ -9,6 +9,8 @@ from spaniel.types import Document, Hit
 class WordEngine:
     """Ranks by shared lower-case words, ties by docid. Exact, slow, and obvious."""
 
+    waits = False
+
     def __init__(self, documents: Iterable[Document]) -> None:
         self.documents = {d.docid: d for d in documents}
 

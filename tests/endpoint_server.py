@@ -42,6 +42,8 @@ class Server:
             def do_POST(self):
                 owner.serve(self)
 
+            do_GET = do_POST
+
             def log_message(self, *args):
                 pass
 
@@ -51,7 +53,8 @@ class Server:
         self.url = f"http://127.0.0.1:{self._http.server_port}/v1"
 
     def serve(self, handler):
-        body = json.loads(handler.rfile.read(int(handler.headers["content-length"])))
+        length = int(handler.headers.get("content-length") or 0)
+        body = json.loads(handler.rfile.read(length)) if length else None
         with self._lock:
             self.bodies.append(body)
             if self.reply is not None:

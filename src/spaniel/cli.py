@@ -74,6 +74,33 @@ def index_search(
         say("no documents match")
 
 
+@index_app.command("serve", context_settings=WITH_OVERRIDES)
+def index_serve(
+    ctx: typer.Context,
+    recipe: RecipePath,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8080,
+    threads: Annotated[int, typer.Option(min=1, help="Searches at work at once.")] = 4,
+    waiting: Annotated[int, typer.Option(min=0, help="Requests that may wait; then 429.")] = 256,
+    allow_remote: Annotated[bool, typer.Option(help="Answer other machines, too.")] = False,
+) -> None:
+    """Serve the index over HTTP to many trainers."""
+    from spaniel.index.server import SearchServer, serve
+    from spaniel.run import Run
+    from spaniel.workbench import Workbench
+
+    engine = Workbench(Run(_load(recipe, ctx.args))).engine
+    server = SearchServer(
+        engine, num_threads=threads, max_waiting=waiting, allow_remote=allow_remote
+    )
+    serve(
+        server,
+        host=host,
+        port=port,
+        on_ready=lambda address, stop: say(f"serving {engine.fingerprint} at {address}"),
+    )
+
+
 @questions_app.command("split", context_settings=WITH_OVERRIDES)
 def questions_split(ctx: typer.Context, recipe: RecipePath, force: Force = False) -> None:
     """Split the questions so that no target document is on both sides."""

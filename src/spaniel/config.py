@@ -154,6 +154,25 @@ class CorpusConfig(StageConfig):
 # --- index ------------------------------------------------------------------------------
 
 
+class HttpConfig(StageConfig):
+    """A search server to ask (``spaniel index serve``)."""
+
+    url: str
+    """Its address, such as ``http://127.0.0.1:8080``."""
+    timeout_s: float = Field(30.0, gt=0)
+    """Of one request."""
+    connect_timeout_s: float = Field(3.0, gt=0)
+    """Until the connection stands."""
+    max_retries: int = Field(5, ge=0)
+    """Of one request, with growing random pauses."""
+    max_connections: int = Field(64, ge=1)
+    """Kept open and shared."""
+    failures_before_pause: int = Field(8, ge=1)
+    """Failed requests in a row after which calls fail at once."""
+    pause_s: float = Field(5.0, gt=0)
+    """Until the next one may try."""
+
+
 class IndexConfig(StageConfig):
     """Documents -> hits."""
 
@@ -163,8 +182,10 @@ class IndexConfig(StageConfig):
     """Words of a passage of the passage view."""
     passage_stride_words: int = Field(50, ge=1)
     """Words from one passage's start to the next one's."""
-    engine: Literal["lexical", "dense", "hybrid"] = "lexical"
+    engine: Literal["lexical", "dense", "hybrid", "http"] = "lexical"
     """What the policy's ``search`` asks."""
+    http: HttpConfig | None = None
+    """The server of the ``http`` engine."""
     rank_constant: float = Field(5.0, gt=0)
     """k of the weighted reciprocal rank fusion over the three views."""
     weight_document: float = Field(1.0, ge=0)

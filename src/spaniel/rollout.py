@@ -139,7 +139,7 @@ async def rollout(
             reason = completion.finish_reason
             # Recorded before the tool runs: what was sampled stays when the tool breaks.
             turns.append(Turn(start=start, end=end, text=completion.text, finish_reason=reason))
-            step = episode.step(completion.text, reason)
+            step = await environment.step(episode, completion.text, reason)
             turns[-1] = replace(
                 turns[-1],
                 call=step.call,

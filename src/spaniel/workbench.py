@@ -7,6 +7,7 @@ from typing import Any
 
 from spaniel.corpus.prepare import load_questions
 from spaniel.env.episode import Environment
+from spaniel.errors import ConfigError
 from spaniel.index.build import open_index
 from spaniel.index.dense import DenseEngine, build_dense, open_dense
 from spaniel.index.engine import SearchEngine
@@ -83,6 +84,15 @@ class Workbench:
     def hybrid(self) -> FusedEngine:
         """Both, fused by reciprocal rank."""
         return FusedEngine([self.lexical, self.dense])
+
+    @cached_property
+    def http(self) -> SearchEngine:
+        """An index that another process serves."""
+        from spaniel.index.remote.http import HttpEngine
+
+        if self.recipe.index.http is None:
+            raise ConfigError("index.engine is http: set index.http.url")
+        return HttpEngine(self.recipe.index.http)
 
     @property
     def engine(self) -> SearchEngine:

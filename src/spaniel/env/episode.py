@@ -1,7 +1,10 @@
 """One question's world: first messages out, the policy's text in, observations out. Single use."""
 
+import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 
 from spaniel.config import EnvConfig
 from spaniel.env.aliases import UNKNOWN, Aliases
@@ -35,6 +38,10 @@ class Step:
     ``unknown:<id>``."""
 
 
+TOOL_THREADS = 64
+"""Calls under way at once to an engine that waits for another machine."""
+
+
 class Environment:
     """What all episodes share: the engine, the tools, the dialect, the budgets."""
 
@@ -54,6 +61,18 @@ class Environment:
     def episode(self, question: Question, *, seed: int) -> "Episode":
         """A fresh world for one rollout; ``seed`` draws its shown ids."""
         return Episode(self, question, seed)
+
+    async def step(self, episode: "Episode", text: str, reason: FinishReason) -> "Step":
+        """``episode.step``; on a thread when the engine waits for another machine, so that the
+        other episodes go on."""
+        if not self.engine.waits:
+            return episode.step(text, reason)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, episode.step, text, reason)
+
+    @cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(TOOL_THREADS, thread_name_prefix="tool")
 
 
 class Episode:

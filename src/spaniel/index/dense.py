@@ -45,6 +45,8 @@ class DenseEngine:
         encoder: what made the vectors.
     """
 
+    waits = False
+
     def __init__(
         self, lexical: LexicalEngine, vectors: NDArray[np.float32], encoder: Encoder
     ) -> None:

@@ -15,6 +15,11 @@ class SearchEngine(Protocol):
     """
 
     @property
+    def waits(self) -> bool:
+        """Whether calls wait for another machine: an event loop gives them a thread then."""
+        ...
+
+    @property
     def fingerprint(self) -> str:
         """Hash of content and settings: two engines with one fingerprint return the same hits."""
         ...

@@ -75,6 +75,11 @@ class FusedEngine:
             raise ConfigError(f"got {len(self.weights)} weights for {len(self.engines)} engines")
 
     @property
+    def waits(self) -> bool:
+        """Whether one of the engines does."""
+        return any(engine.waits for engine in self.engines)
+
+    @property
     def fingerprint(self) -> str:
         """Hash of the engines' fingerprints, the weights and the constant."""
         return hash_of(["fused", [e.fingerprint for e in self.engines], self.k, self.weights])

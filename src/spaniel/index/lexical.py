@@ -25,6 +25,8 @@ class LexicalEngine:
         snippet_words: longest excerpt of a hit; 0 makes none.
     """
 
+    waits = False
+
     def __init__(
         self, directory: Path, cfg: IndexConfig, *, content: str, snippet_words: int = 48
     ) -> None:

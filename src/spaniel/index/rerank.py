@@ -40,6 +40,11 @@ class RerankedEngine:
         self.candidates = candidates
 
     @property
+    def waits(self) -> bool:
+        """Whether the engine behind it does."""
+        return self.engine.waits
+
+    @property
     def fingerprint(self) -> str:
         """Hash of engine, reranker and number of candidates."""
         return hash_of(

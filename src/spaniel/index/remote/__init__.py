@@ -1,0 +1,1 @@
+"""Engines that live in other processes."""
