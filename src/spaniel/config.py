@@ -332,6 +332,8 @@ class OptimizerConfig(StageConfig):
 
     learning_rate: float = Field(1e-5, gt=0)
     """Peak of the schedule."""
+    embedding_factor: float = Field(1.0, gt=0)
+    """Learning rate of the token embeddings, as a multiple of the others'."""
     warmup_frac: float = Field(0.05, ge=0, lt=1)
     """Share of the steps with a linearly growing rate."""
     schedule: Literal["constant", "cosine"] = "constant"
@@ -402,15 +404,18 @@ class BaseConfig(StageConfig):
     """BEIR corpus.jsonl files whose text the tokenizer shall also know."""
     copy_steps: int = Field(150, ge=0)
     """First steps: random sequences that repeat, which teach to copy."""
-    easy_frac: float = Field(0.25, ge=0, lt=1)
-    """Share of the other steps that sees one- and two-hop questions only."""
+    drill_questions: int = Field(3000, ge=0)
+    """One-hop questions of each world for reading drills: a page, and a few questions on it."""
+    drill_frac: float = Field(0.2, ge=0, lt=1)
+    """After the copying, until this share of the time: drills only."""
+    easy_frac: float = Field(0.4, ge=0, lt=1)
+    """Until this share of the time: questions of one and two hops, and drills."""
     minutes: float = Field(60.0, gt=0)
     """Wall-clock budget of the training; the schedule is laid out over it."""
-    trajectories_per_step: int = Field(16, ge=1)
-    """Demonstrations of one optimizer step."""
-    observation_loss_weight: float = Field(0.3, ge=0, le=1)
-    """Loss on context tokens while the questions are easy: a model from random weights has to
-    learn the prose first."""
+    tokens_per_step: int = Field(8000, ge=64)
+    """Tokens of one optimizer step, about."""
+    observation_loss_weight: float = Field(0.05, ge=0, le=1)
+    """Loss on context tokens while the questions are easy."""
     optimizer: OptimizerConfig = OptimizerConfig(
         learning_rate=1e-3, schedule="cosine", weight_decay=0.01
     )

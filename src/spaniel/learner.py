@@ -167,7 +167,7 @@ class Learner:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.device = self.parameters[0].device
         self.optimizer = torch.optim.AdamW(
-            _decay_groups(model, cfg.weight_decay), lr=cfg.learning_rate, betas=(0.9, cfg.beta2)
+            _groups(model, cfg), lr=cfg.learning_rate, betas=(0.9, cfg.beta2)
         )
         self.num_steps = 0
         self._progress = 0.0
@@ -205,7 +205,7 @@ class Learner:
             totals["grad_norm"] = norm
             rate = self._learning_rate()
             for group in self.optimizer.param_groups:
-                group["lr"] = rate
+                group["lr"] = rate * group["factor"]
             totals["learning_rate"] = rate
             self.optimizer.step()
         self.num_steps += 1
@@ -277,12 +277,18 @@ def learning_rate_at(done: float, cfg: OptimizerConfig, *, min_warmup: float = 0
     return cfg.learning_rate * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * after)))
 
 
-def _decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices decay; norms and biases do not."""
-    trained = [p for p in model.parameters() if p.requires_grad]
+def _groups(model: nn.Module, cfg: OptimizerConfig) -> list[dict[str, Any]]:
+    """Matrices decay, norms and biases do not; embeddings may have a rate of their own."""
+    embedding = base_model_of(model).get_input_embeddings().weight
+    groups: dict[tuple[float, float], list[Tensor]] = {}
+    for p in model.parameters():
+        if p.requires_grad:
+            decay = cfg.weight_decay if p.dim() >= 2 else 0.0
+            factor = cfg.embedding_factor if p is embedding else 1.0
+            groups.setdefault((decay, factor), []).append(p)
     return [
-        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
+        {"params": params, "weight_decay": decay, "factor": factor}
+        for (decay, factor), params in groups.items()
     ]
 
 

@@ -85,12 +85,8 @@ def make_questions(run: Run) -> dict[str, Any]:
 def make_base_demonstrations(run: Run) -> dict[str, Any]:
     """Generate worlds, train a tokenizer on them, let the label teacher walk through them."""
     import_torch()
-    from spaniel.sft.base import (
-        base_demonstrations,
-        base_tokenizer,
-        make_renderer,
-        save_demonstrations,
-    )
+    from spaniel.sft.base import base_demonstrations, base_tokenizer, make_renderer
+    from spaniel.sft.ledgers import save_demonstrations
 
     cfg = _base(run.recipe)
 
@@ -108,7 +104,7 @@ def make_base_demonstrations(run: Run) -> dict[str, Any]:
         return outputs
 
     made_from = {"num_worlds", "first_seed", "pages", "questions", "noise", "min_reward"}
-    made_from |= {"vocab_size", "extra_texts"}
+    made_from |= {"vocab_size", "extra_texts", "drill_questions"}
     settings = _base_settings(run.recipe, made_from)
     return run.stage("base-demonstrations", settings=settings, needs=(), make=make)
 
@@ -121,7 +117,8 @@ def make_base(run: Run, *, resume: bool = False) -> dict[str, Any]:
     from spaniel.learner import Learner, weights_fingerprint
     from spaniel.policy.export import save_policy
     from spaniel.policy.load import random_tiny
-    from spaniel.sft.base import load_demonstrations, train_base
+    from spaniel.sft.base import train_base
+    from spaniel.sft.ledgers import load_demonstrations
 
     cfg = _base(run.recipe)
     settings = _base_settings(run.recipe, set(type(cfg).model_fields))

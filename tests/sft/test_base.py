@@ -14,14 +14,8 @@ from spaniel.learner import Learner, weights_fingerprint
 from spaniel.policy.load import random_tiny
 from spaniel.run import Run
 from spaniel.sft import base
-from spaniel.sft.base import (
-    Demonstration,
-    copy_samples,
-    demonstration_samples,
-    load_demonstrations,
-    save_demonstrations,
-    train_base,
-)
+from spaniel.sft.base import copy_samples, demonstration_samples, train_base
+from spaniel.sft.ledgers import Demonstration, load_demonstrations, save_demonstrations
 from spaniel.stages import make_base, make_base_demonstrations
 
 RECIPE = """
@@ -42,7 +36,8 @@ questions = 12
 vocab_size = 1024
 copy_steps = 2
 minutes = 0.02
-trajectories_per_step = 2
+tokens_per_step = 600
+drill_questions = 40
 """
 
 
@@ -87,14 +82,15 @@ class Recorder:
 
     def __init__(self) -> None:
         self.num_steps = 0
-        self.steps: list[tuple[float, int, float]] = []
+        self.steps: list[tuple[float, list[int], float]] = []
 
     def set_progress(self, done: float) -> None:
         self.done = done
 
     def step(self, samples, objective):
         self.num_steps += 1
-        self.steps.append((self.done, len(samples[0].token_ids), min(samples[0].weights)))
+        lengths = [len(s.token_ids) for s in samples]
+        self.steps.append((self.done, lengths, min(samples[0].weights)))
         return {}
 
 
@@ -106,19 +102,24 @@ def clock(monkeypatch):
     monkeypatch.setattr(base, "time", fake)
 
 
-def test_copying_then_short_questions_then_all(clock):
-    cfg = BaseConfig(copy_steps=3, easy_frac=0.5, minutes=1, trajectories_per_step=1)
+def test_copying_then_drills_then_short_questions_then_all(clock):
+    cfg = BaseConfig(copy_steps=3, drill_frac=0.3, easy_frac=0.6, minutes=2, tokens_per_step=64)
     learner = Recorder()
-    demonstrations = [demonstration(1, 6), demonstration(5, 9)]
-    train_base(learner, demonstrations, cfg, vocab_size=512, seed=0, on_step=lambda *a: None)
-    assert all(length > 9 for _, length, _ in learner.steps[:3])
-    easy = [s for s in learner.steps[3:] if s[0] < 0.5]
-    late = [s for s in learner.steps[3:] if s[0] >= 0.5]
-    assert easy
-    assert {length for _, length, _ in easy} == {6}
-    assert all(weight > 0 for _, _, weight in easy)  # context is trained on, too
-    assert {length for _, length, _ in late} == {6, 9}
-    assert all(weight == 0 for _, _, weight in late)
+    drill, short, long = demonstration(0, 7), demonstration(1, 6), demonstration(5, 9)
+    train_base(learner, [drill, short, long], cfg, vocab_size=512, seed=0, on_step=lambda *a: None)
+    seen = learner.steps[3:]
+    assert all(min(lengths) > 9 for _, lengths, _ in learner.steps[:3])
+    phases = {
+        "drills": [s for s in seen if s[0] < 0.3],
+        "easy": [s for s in seen if 0.3 <= s[0] < 0.6],
+        "all": [s for s in seen if s[0] >= 0.6],
+    }
+    lengths = {name: {n for _, ls, _ in steps for n in ls} for name, steps in phases.items()}
+    assert lengths == {"drills": {7}, "easy": {6, 7}, "all": {6, 9}}
+    assert all(sum(ls) >= 64 for _, ls, _ in seen)
+    early = phases["drills"] + phases["easy"]
+    assert all(weight > 0 for _, _, weight in early)  # context is trained on, too
+    assert all(weight == 0 for _, _, weight in phases["all"])
 
 
 def test_an_interrupted_training_goes_on_to_the_same_weights(clock, tmp_path):
@@ -126,7 +127,7 @@ def test_an_interrupted_training_goes_on_to_the_same_weights(clock, tmp_path):
         copy_steps=2,
         easy_frac=0.5,
         minutes=0.3,
-        trajectories_per_step=1,
+        tokens_per_step=64,
         optimizer=OptimizerConfig(learning_rate=1e-3),
     )
     demonstrations = [demonstration(1, 6), demonstration(5, 9)]
@@ -170,7 +171,7 @@ def test_the_stages_make_a_policy_that_transformers_loads(tmp_path, monkeypatch)
     made = make_base_demonstrations(run)
     assert made["demonstrations"] >= 8
     walks = load_demonstrations(run.path("base", "data", "demonstrations.npz"))
-    assert {d.hops for d in walks} > {1}
+    assert {d.hops for d in walks} > {0, 1}
     trained = make_base(run)
     assert trained["steps"] >= 1
     tokenizer = AutoTokenizer.from_pretrained(run.path("base", "policy"))

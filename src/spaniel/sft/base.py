@@ -11,12 +11,10 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from spaniel.config import BaseConfig, Recipe
 from spaniel.env.episode import Environment
@@ -26,6 +24,8 @@ from spaniel.progress import track
 from spaniel.renderer import ChatRenderer, Renderer
 from spaniel.rollout import Runner, seed_of
 from spaniel.sft.demonstrate import LabelTeacher
+from spaniel.sft.ledgers import Demonstration
+from spaniel.sft.reading import reading_drills
 from spaniel.sft.tokenizer import train_tokenizer
 from spaniel.sft.train import cross_entropy
 from spaniel.store import iter_lines
@@ -33,16 +33,6 @@ from spaniel.types import Question, TrainingSample, Trajectory
 from spaniel.world import generate_world
 
 TOKENIZER_WORLDS = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Demonstration:
-    """The token ledger of one demonstration, compact: a corpus of them fits in memory."""
-
-    token_ids: NDArray[np.uint16]
-    own: NDArray[np.bool_]
-    """True at the teacher's tokens."""
-    hops: int
 
 
 def world_seeds(cfg: BaseConfig) -> range:
@@ -66,30 +56,6 @@ def _tokenizer_texts(recipe: Recipe, cfg: BaseConfig) -> Iterator[str]:
     for path in cfg.extra_texts:
         for _, row in iter_lines(path):
             yield f"{row.get('title', '')}\n{row['text']}"
-
-
-def save_demonstrations(path: Path, demonstrations: Sequence[Demonstration]) -> None:
-    """All ledgers end to end in one compressed file."""
-    np.savez_compressed(
-        path,
-        token_ids=np.concatenate([d.token_ids for d in demonstrations]),
-        own=np.concatenate([d.own for d in demonstrations]),
-        ends=np.cumsum([len(d.token_ids) for d in demonstrations]),
-        hops=np.array([d.hops for d in demonstrations]),
-    )
-
-
-def load_demonstrations(path: Path) -> list[Demonstration]:
-    """What ``save_demonstrations`` wrote."""
-    with np.load(path) as arrays:
-        ends = arrays["ends"][:-1]
-        parts = zip(
-            np.split(arrays["token_ids"], ends),
-            np.split(arrays["own"], ends),
-            arrays["hops"].tolist(),
-            strict=True,
-        )
-        return [Demonstration(ids, own, hops) for ids, own, hops in parts]
 
 
 def base_demonstrations(recipe: Recipe, cfg: BaseConfig, renderer: Renderer) -> list[Demonstration]:
@@ -120,13 +86,17 @@ def _world_demonstrations(
         runner = Runner(teacher, renderer, environment, recipe.reward)
         trajectories = asyncio.run(_walk(runner, questions, seed))
     by_qid = {q.qid: q for q in questions}
-    return [
+    walks = [
         Demonstration(
             np.array(t.token_ids, dtype=np.uint16), np.array(t.loss_mask), by_qid[t.qid].hops
         )
         for t in trajectories
         if t.reward_parts.get("ndcg", 0.0) >= cfg.min_reward
     ]
+    if cfg.drill_questions == 0:
+        return walks
+    dialect = environment.dialect
+    return [*walks, *reading_drills(world, cfg.drill_questions, renderer, dialect, seed=seed)]
 
 
 def _renamed(question: Question, number: int) -> Question:
@@ -160,7 +130,9 @@ def train_base(
         on_step: gets (step from 1, metrics, seconds of training so far).
         seconds: seconds that earlier, interrupted training took.
     """
-    easy = [d for d in demonstrations if d.hops <= 2]
+    drills = [d for d in demonstrations if d.hops == 0]
+    easy = [d for d in demonstrations if 1 <= d.hops <= 2]
+    walks = [d for d in demonstrations if d.hops > 0]
     started = time.perf_counter() - seconds
     budget = cfg.minutes * 60
     while (spent := time.perf_counter() - started) < budget:
@@ -168,17 +140,29 @@ def train_base(
         rng = random.Random(seed_of(seed, learner.num_steps))
         learner.set_progress(done)
         if learner.num_steps < cfg.copy_steps:
-            samples = copy_samples(cfg.trajectories_per_step * 2, vocab_size, rng)
+            samples = copy_samples(max(1, cfg.tokens_per_step // 512), vocab_size, rng)
         else:
             early = done < cfg.easy_frac
-            pool = easy if early and easy else demonstrations
-            chosen = [rng.choice(pool) for _ in range(cfg.trajectories_per_step)]
+            pools: list[Sequence[Demonstration]]
+            pools = [drills] if done < cfg.drill_frac else [drills, easy] if early else [walks]
+            pools = [pool for pool in pools if pool] or [demonstrations]
+            chosen = _draw(pools, cfg.tokens_per_step, rng)
             # Early on the prose teaches to copy, too: a name in a hit comes again in the
             # document that is read. Later it would only be paid for.
             weight = cfg.observation_loss_weight if early else 0.0
             samples = demonstration_samples(chosen, weight)
         metrics = learner.step(samples, cross_entropy)
         on_step(learner.num_steps, {**metrics, "progress": done}, time.perf_counter() - started)
+
+
+def _draw(
+    pools: Sequence[Sequence[Demonstration]], num_tokens: int, rng: random.Random
+) -> list[Demonstration]:
+    """Some of each pool, the pools in equal number, until they hold ``num_tokens``."""
+    chosen = [rng.choice(rng.choice(pools))]
+    while sum(len(d.token_ids) for d in chosen) < num_tokens:
+        chosen.append(rng.choice(rng.choice(pools)))
+    return chosen
 
 
 def copy_samples(count: int, vocab_size: int, rng: random.Random) -> list[TrainingSample]:

@@ -1,0 +1,47 @@
+"""Reading drills."""
+
+from spaniel.env.dialects import DIALECTS
+from spaniel.renderer import ByteRenderer
+from spaniel.sft.reading import reading_drills
+from spaniel.world import generate_world
+
+RENDERER = ByteRenderer()
+
+
+def texts(drill):
+    """What is shown and what is written, in turn."""
+    parts, own = [], None
+    for token, mine in zip(drill.token_ids.tolist(), drill.own.tolist(), strict=True):
+        if mine != own:
+            parts.append([])
+            own = mine
+        parts[-1].append(token)
+    return [RENDERER.decode(part) for part in parts]
+
+
+def test_every_question_of_a_drill_is_answered_by_words_of_its_page():
+    world = generate_world(200, 3)
+    drills = list(reading_drills(world, 120, RENDERER, DIALECTS["plain"], seed=1))
+    num_questions = 0
+    for drill in drills:
+        assert drill.hops == 0
+        first, *rest = texts(drill)
+        page = first.split("Results:\n")[1].split("\nQuestion: ")[0]
+        assert first.count("Question: ") == 1
+        for written in rest[::2]:
+            num_questions += 1
+            assert written.startswith('search("')
+            assert written.removeprefix('search("').split('")')[0] in page
+        assert all("Question: " in shown for shown in rest[1::2])
+    assert 100 <= num_questions <= 120  # a few answers are not spelled out
+    assert len({texts(d)[0].split("\n")[1] for d in drills}) == len(drills)  # each page once
+
+
+def test_drills_are_a_function_of_world_and_seed():
+    def ids(seed):
+        world = generate_world(200, 3)
+        drills = reading_drills(world, 30, RENDERER, DIALECTS["plain"], seed=seed)
+        return [d.token_ids.tolist() for d in drills]
+
+    assert ids(1) == ids(1)
+    assert ids(1) != ids(2)
