@@ -74,6 +74,49 @@ def index_search(
         say("no documents match")
 
 
+@index_app.command("verify", context_settings=WITH_OVERRIDES)
+def index_verify(ctx: typer.Context, recipe: RecipePath) -> None:
+    """Read every byte of the index and compare it with what was built."""
+    from spaniel.index.build import verify_index
+    from spaniel.run import Run
+
+    run = Run(_load(recipe, ctx.args))
+    run.outputs("index")
+    found = verify_index(run.path("index", "lexical"), run.recipe.index)
+    print(
+        f"{found['documents']:,} documents, {found['passages']:,} passages: {found['files']} files "
+        f"of {found['bytes']:,} bytes are as they were built"
+    )
+
+
+@index_app.command("tune", context_settings=WITH_OVERRIDES)
+def index_tune(
+    ctx: typer.Context,
+    recipe: RecipePath,
+    questions: Annotated[int, typer.Option(min=1, help="At most so many to fit.")] = 500,
+    k: Annotated[int, typer.Option(min=1, help="nDCG over the first k documents.")] = 10,
+) -> None:
+    """Fit the fusion of the three views to the training questions, and say what it gains."""
+    from spaniel.eval.tune import tune_fusion
+    from spaniel.run import Run
+    from spaniel.store import write_json
+    from spaniel.workbench import Workbench
+
+    run = Run(_load(recipe, ctx.args))
+    bench = Workbench(run)
+    tuning = tune_fusion(
+        bench.lexical,
+        bench.sample(bench.train_questions, questions, "tune"),
+        bench.test_questions,
+        run.recipe.index,
+        k=k,
+        seed=run.recipe.seed,
+    )
+    write_json(run.path("index", "tuning.json"), tuning.as_dict())
+    for line in tuning.lines():
+        print(line)
+
+
 @index_app.command("serve", context_settings=WITH_OVERRIDES)
 def index_serve(
     ctx: typer.Context,

@@ -58,7 +58,8 @@ def make_index(run: Run) -> dict[str, Any]:
 
     def make() -> dict[str, Any]:
         manifest = build_index(load_corpus(run.path("corpus")), run.path("index", "lexical"), cfg)
-        return manifest
+        # Files have other names each time; what depends on the index depends on its content.
+        return {name: value for name, value in manifest.items() if name != "files"}
 
     return run.stage(
         "index", settings={"index": cfg.model_dump(mode="json")}, needs=("corpus",), make=make

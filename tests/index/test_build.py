@@ -7,7 +7,7 @@ from tests.index.conftest import document
 from spaniel.config import IndexConfig
 from spaniel.errors import ArtifactError, ConfigError, DataError
 from spaniel.index import build
-from spaniel.index.build import build_index, open_index
+from spaniel.index.build import build_index, open_index, verify_index
 
 DOCS = [document("a", "red apples"), document("b", "green pears " * 60), document("c", "", "Empty")]
 
@@ -106,7 +106,8 @@ def test_counts_that_differ_from_the_manifest_are_refused(tmp_path):
 
 def test_a_damaged_engine_directory_is_an_artifact_error(tmp_path):
     build_index(DOCS, tmp_path / "i", IndexConfig())
-    (tmp_path / "i/passages/meta.json").unlink()
+    meta = tmp_path / "i/passages/meta.json"
+    meta.write_bytes(b"?" * meta.stat().st_size)
     with pytest.raises(ArtifactError, match="passages is no readable index"):
         open_index(tmp_path / "i")
 
@@ -130,3 +131,51 @@ def test_wrong_documents_and_settings_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="passage_stride_words must be <="):
         build_index(DOCS, tmp_path / "i", IndexConfig(passage_words=10))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sound_index_is_verified_and_counted(tmp_path):
+    build_index(DOCS, tmp_path / "i", IndexConfig())
+    found = verify_index(tmp_path / "i", IndexConfig())
+    assert (found["documents"], found["passages"]) == (3, 3)
+    files = [f for f in (tmp_path / "i").rglob("*") if f.is_file() and f.suffix != ".lock"]
+    sizes = [f.stat().st_size for f in files if f.name != "manifest.json"]
+    assert (found["files"], found["bytes"]) == (len(sizes), sum(sizes))
+
+
+def damaged_files(tmp_path):
+    build_index(DOCS, tmp_path / "i", IndexConfig())
+    files = json.loads((tmp_path / "i/manifest.json").read_text())["files"]
+    return {name: tmp_path / "i" / name for name, facts in files.items() if facts["bytes"]}
+
+
+def test_one_flipped_bit_anywhere_is_found(tmp_path):
+    for path in damaged_files(tmp_path).values():
+        whole = path.read_bytes()
+        middle = len(whole) // 2
+        flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+        path.write_bytes(flipped)
+        with pytest.raises(ArtifactError):
+            verify_index(tmp_path / "i")
+        path.write_bytes(whole)
+    verify_index(tmp_path / "i")
+
+
+def test_a_file_cut_short_or_missing_is_refused_at_opening(tmp_path):
+    for path in damaged_files(tmp_path).values():
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1])
+        with pytest.raises(ArtifactError, match="bytes, was built with"):
+            open_index(tmp_path / "i")
+        path.unlink()
+        with pytest.raises(ArtifactError, match="is missing"):
+            open_index(tmp_path / "i")
+        path.write_bytes(whole)
+    open_index(tmp_path / "i")
+
+
+def test_rows_that_are_not_the_documents_are_found(tmp_path):
+    build_index(DOCS, tmp_path / "i", IndexConfig())
+    views = open_index(tmp_path / "i").views
+    views.check_rows(3)
+    with pytest.raises(ArtifactError, match="the document view holds 3 rows"):
+        views.check_rows(4)

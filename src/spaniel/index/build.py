@@ -6,6 +6,7 @@
 <index>/passages/        tantivy: passage view
 """
 
+import hashlib
 from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
@@ -54,6 +55,7 @@ def build_index(documents: Iterable[Document], directory: Path, cfg: IndexConfig
             "fingerprint": hash_of([content, _settings(cfg, _SEARCH_SETTINGS)]),
             "settings": _settings(cfg, _BUILD_SETTINGS + _SEARCH_SETTINGS),
             "versions": {**_versions(), "spaniel": __version__},
+            "files": {str(f.relative_to(partial)): _file_facts(f) for f in _files(partial)},
         }
     return manifest
 
@@ -79,6 +81,8 @@ def open_index(
                 f"{directory}: made with {name} {made_by.get(name)}, this is {name} {wanted}: "
                 f"run `{_MADE_BY}` again"
             )
+    for name, facts in manifest["files"].items():
+        _check_size(directory / name, facts["bytes"])
     built = manifest["settings"]
     if cfg is None:
         cfg = IndexConfig(**built)
@@ -97,6 +101,55 @@ def open_index(
             f"run `{_MADE_BY}` again"
         )
     return engine
+
+
+def verify_index(directory: Path, cfg: IndexConfig | None = None) -> dict[str, int]:
+    """Read every byte of an index and compare it with what was built; takes a second a GB.
+
+    Returns:
+        Counts: ``files``, ``bytes``, ``documents``, ``passages``.
+
+    Raises:
+        ArtifactError: the first thing that is wrong: a file missing, changed or left over, rows
+            that do not match the documents, or what ``open_index`` refuses.
+    """
+    files = read_manifest(directory, made_by=_MADE_BY)["files"]
+    for name, facts in track(files.items(), "verifying", len(files), "files"):
+        _check_size(directory / name, facts["bytes"])
+        if _file_facts(directory / name) != facts:
+            raise ArtifactError(
+                f"{directory / name} is not as it was built: run `{_MADE_BY} --force`"
+            )
+    engine = open_index(directory, cfg)
+    engine.views.check_rows(len(engine.texts))
+    return {
+        "files": len(files),
+        "bytes": sum(facts["bytes"] for facts in files.values()),
+        "documents": engine.views.num_documents,
+        "passages": engine.views.num_passages,
+    }
+
+
+def _files(directory: Path) -> list[Path]:
+    # tantivy's lock files are empty and no part of an index.
+    found = (f for f in directory.rglob("*") if f.is_file() and not f.name.endswith(".lock"))
+    return sorted(found)
+
+
+def _file_facts(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+
+
+def _check_size(path: Path, size: int) -> None:
+    if not path.exists():
+        raise ArtifactError(f"{path} is missing: run `{_MADE_BY} --force`")
+    if path.stat().st_size != size:
+        raise ArtifactError(
+            f"{path} has {path.stat().st_size:,} bytes, was built with {size:,}: run "
+            f"`{_MADE_BY} --force`"
+        )
 
 
 def _settings(cfg: IndexConfig, names: Iterable[str]) -> dict[str, Any]:

@@ -69,8 +69,11 @@ class TextStore:
                 raise ArtifactError(f"{directory / name} is missing: build the index again")
         self._texts, self._docids = _map(directory / "texts.bin"), _map(directory / "docids.bin")
         # Plain arrays over the same mapped pages: indexing a memmap costs several times as much.
-        self._spans = np.asarray(np.load(directory / "spans.npy", mmap_mode="r"))
-        self._begins = np.asarray(np.load(directory / "docids.npy", mmap_mode="r"))
+        try:
+            self._spans = np.asarray(np.load(directory / "spans.npy", mmap_mode="r"))
+            self._begins = np.asarray(np.load(directory / "docids.npy", mmap_mode="r"))
+        except ValueError as error:
+            raise ArtifactError(f"{directory}: offsets cannot be read ({error})") from None
         if len(self._texts) != int(self._spans.max()) or len(self._docids) != self._begins[-1]:
             raise ArtifactError(f"{directory}: texts and offsets differ: build the index again")
 

@@ -136,6 +136,19 @@ class Views:
         # Neighbouring passages overlap, so a parent's passages tend to come together.
         return index.top_rows(built, k, at_first=2 * k if view == "passage" else k)
 
+    def check_rows(self, num_documents: int) -> None:
+        """Raise ``ArtifactError`` unless every document is indexed once, and every passage
+        belongs to one."""
+        rows = self._documents.all_rows()
+        if sorted(rows) != list(range(num_documents)):
+            raise ArtifactError(
+                f"{num_documents:,} documents, but the document view holds {len(rows):,} rows: "
+                "build the index again"
+            )
+        strays = set(self._passages.all_rows()) - set(rows)
+        if strays:
+            raise ArtifactError(f"passages of no document: row {min(strays)}; build again")
+
     def allowed_rows(self, query: Query) -> list[int] | None:
         """Ascending rows of the documents that meet the query's phrases and site; None for all."""
         constraints = _ViewQuery(self._documents.schema, self._analyzer, "title", query).filters()
@@ -162,6 +175,12 @@ class _OpenIndex:
         self.schema = index.schema
         self.searcher = index.searcher()
         self.num_rows = self.searcher.num_docs
+
+    def all_rows(self) -> list[int]:
+        """Rows of everything that is indexed."""
+        found = self.searcher.search(tantivy.Query.all_query(), max(1, self.num_rows), count=False)
+        addresses = [address for _, address in found.hits]
+        return cast(list[int], self.searcher.fast_field_values("row", addresses))
 
     def top_rows(
         self, query: tantivy.Query, k: int, at_first: int | None = None
