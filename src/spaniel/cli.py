@@ -61,6 +61,7 @@ def index_search(
     k: Annotated[int, typer.Option(min=1, help="Hits to show.")] = 5,
 ) -> None:
     """Search the index as the policy does."""
+    from spaniel.index.query import parse_query
     from spaniel.run import Run
     from spaniel.workbench import Workbench
 
@@ -72,6 +73,8 @@ def index_search(
         print(f"     {' '.join(hit.snippet.split())}")
     if not hits:
         say("no documents match")
+    for note in parse_query(query).notes:
+        say(f"note: {note}")
 
 
 @index_app.command("verify", context_settings=WITH_OVERRIDES)

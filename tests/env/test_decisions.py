@@ -261,3 +261,14 @@ def test_25_a_query_the_engine_cannot_read_is_the_policys_mistake(dialect):
     step = turn(ep, search(dialect, "site:a.org site:b.org"))
     assert step.errors == ("bad_argument",)
     assert "one site: filter" in step.observation
+
+
+@dialects
+def test_26_what_a_query_meant_but_could_not_have_is_said_below_the_hits(dialect):
+    step = turn(episode(dialect), search(dialect, 'Marrow "company'))
+    assert step.hits
+    assert step.shown.endswith("\nNote: an unmatched quote was ignored.")
+    short = turn(episode(dialect, max_observation_chars=100), search(dialect, 'Marrow "company'))
+    assert len(short.shown) <= 100
+    assert short.shown.endswith("Note: an unmatched quote was ignored.")
+    assert turn(episode(dialect), search(dialect, "Marrow company")).shown.count("Note:") == 0

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spaniel.errors import QueryError
-from spaniel.index.query import Query, host_of, host_suffixes, parse_query
+from spaniel.index.query import MAX_PATH_SEGMENTS, Query, host_of, parse_query, sites_of
 
 
 def test_keywords_phrases_and_site_are_told_apart():
@@ -55,7 +55,7 @@ def test_a_second_site_is_an_error_that_names_both():
 @pytest.mark.parametrize(
     ("text", "site"),
     [
-        ("site:https://www.Example.com:80/a?b", "example.com"),
+        ("site:https://www.Example.com:80/?b", "example.com"),
         ("SITE:.example.com", "example.com"),
         ("site:*.example.com", "example.com"),
         ("site:user@example.com", "example.com"),
@@ -63,6 +63,36 @@ def test_a_second_site_is_an_error_that_names_both():
 )
 def test_a_site_is_reduced_to_its_host(text, site):
     assert parse_query(text) == Query(site=site)
+
+
+@pytest.mark.parametrize(
+    ("text", "site"),
+    [
+        ("site:https://www.Example.com:80/a/B?b", "example.com/a/B"),
+        ("site:example.com/docs/", "example.com/docs"),
+        ("site:example.com//docs/../api#x", "example.com/docs/api"),
+    ],
+)
+def test_a_site_may_have_a_path(text, site):
+    assert parse_query(text) == Query(site=site)
+
+
+def test_a_deep_path_is_shortened_and_says_so():
+    query = parse_query("site:a.com/" + "/".join("abcdefgh"))
+    assert query.site == "a.com/" + "/".join("abcdefgh"[:MAX_PATH_SEGMENTS])
+    assert query.notes == ("site: was shortened to 6 parts of the path",)
+
+
+HOSTS = st.lists(st.sampled_from(["a", "b", "com", "org"]), min_size=1, max_size=3).map(".".join)
+PATHS = st.lists(st.sampled_from(["x", "y", "X"]), max_size=4)
+
+
+@given(HOSTS, PATHS, HOSTS, PATHS)
+def test_a_document_belongs_to_a_site_exactly_when_it_lies_below_it(host, path, site, below):
+    url = f"https://{host}/{'/'.join(path)}"
+    asked = parse_query(f"site:{site}/{'/'.join(below)}").site
+    inside = f".{host}".endswith(f".{site}") and path[: len(below)] == below
+    assert (asked in sites_of(url)) == inside
 
 
 @pytest.mark.parametrize("text", ["site:", "site:///", "-site:a.com", "website:a.com"])
@@ -100,15 +130,15 @@ def test_a_long_query_is_parsed():
 @pytest.mark.parametrize(
     ("url", "suffixes"),
     [
-        ("https://a.example.com/page?q=b.org", ["a.example.com", "example.com", "com"]),
+        ("https://a.example.com?q=b.org", ["a.example.com", "example.com", "com"]),
         ("http://www.example.com", ["example.com", "com"]),
-        ("example.com/x", ["example.com", "com"]),
+        ("example.com/x", ["example.com", "example.com/x", "com", "com/x"]),
         ("", []),
         ("https://", []),
     ],
 )
 def test_a_document_belongs_to_its_host_and_the_domains_above(url, suffixes):
-    assert host_suffixes(url) == suffixes
+    assert sites_of(url) == suffixes
 
 
 @given(st.text(max_size=40))

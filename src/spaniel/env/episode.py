@@ -12,6 +12,7 @@ from spaniel.env.dialects import DIALECTS, parse_turn
 from spaniel.env.tools import FINDER_TOOLS, CallError, CallProblem, Tool, check_call
 from spaniel.errors import QueryError, ToolError, boundary
 from spaniel.index.engine import SearchEngine
+from spaniel.index.query import parse_query
 from spaniel.store import hash_of
 from spaniel.types import Document, FinishReason, Hit, Message, Question, ToolCall
 
@@ -119,7 +120,8 @@ class Episode:
     def _execute(self, call: ToolCall, problems: tuple[CallProblem, ...]) -> Step:
         notes = tuple(str(p) for p in problems)
         if call.name == "search":
-            shown, hits = self._show_hits(self._search(call.arguments["query"]))
+            query = call.arguments["query"]
+            shown, hits = self._show_hits(self._search(query), parse_query(query).notes)
             return Step(shown=shown, call=call, errors=notes, hits=hits)
         if call.name == "read":
             docid = self._known(call.arguments["doc_id"])
@@ -167,12 +169,15 @@ class Episode:
 
     # -- what is shown ---------------------------------------------------------------------
 
-    def _show_hits(self, hits: tuple[Hit, ...]) -> tuple[str, tuple[Hit, ...]]:
-        """Text of as many hits as fit, and those hits."""
+    def _show_hits(
+        self, hits: tuple[Hit, ...], notes: tuple[str, ...]
+    ) -> tuple[str, tuple[Hit, ...]]:
+        """Text of as many hits as fit, and those hits; below them, what was ignored."""
+        note = f"\nNote: {'; '.join(notes)}." if notes else ""
         if not hits:
-            return "No documents match.", ()
+            return f"No documents match.{note}", ()
         lines: list[str] = []
-        room = self.environment.cfg.max_observation_chars
+        room = self.environment.cfg.max_observation_chars - len(note)
         with boundary(ToolError, "read"):
             documents = self.environment.engine.read_batch([hit.docid for hit in hits])
         for hit, document in zip(hits, documents, strict=True):
@@ -182,8 +187,8 @@ class Episode:
             room -= len(line) + 1
             if room < 0 and lines:
                 break
-            lines.append(line[: self.environment.cfg.max_observation_chars])
-        return "\n".join(lines), hits[: len(lines)]
+            lines.append(line[: self.environment.cfg.max_observation_chars - len(note)])
+        return "\n".join(lines) + note, hits[: len(lines)]
 
     def _show_document(self, document: Document) -> str:
         head = f"{_flat(document.title)} [{self.aliases.show(document.docid)}]\n"

@@ -23,7 +23,7 @@ from spaniel.progress import track
 from spaniel.store import hash_of, publish_directory, read_manifest
 from spaniel.types import Document
 
-FORMAT = 1
+FORMAT = 2
 """Of the index directory; another number has to be built again."""
 _MADE_BY = "spaniel index build"
 _BUILD_SETTINGS = ("language", "passage_words", "passage_stride_words")

@@ -20,7 +20,8 @@ class Query:
     phrases: tuple[str, ...] = ()
     """Texts inside quotes: a result holds all of them. A one-word phrase requires that word."""
     site: str | None = None
-    """Host, lower case, without ``www.``: results are from there or from a subdomain."""
+    """Host, lower case, without ``www.``, and the path's segments if one was given, as
+    ``example.com/docs``: results are from there, from below, or so on a subdomain."""
     notes: tuple[str, ...] = ()
     """What was ignored, in words for the one who asked."""
 
@@ -28,8 +29,11 @@ class Query:
 # Lone surrogates cannot be encoded, and no control character is part of a word.
 _NOT_TEXT = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _CURLY_QUOTES = str.maketrans("“”„‟", '""""')
+MAX_PATH_SEGMENTS = 6
+"""Of a document's path that ``site:`` can tell apart."""
 _SITE = re.compile(r"site:(\S+)", re.IGNORECASE)
 _SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*://")
+_SCHEME_ANY_CASE = re.compile(_SCHEME.pattern, re.IGNORECASE)
 
 
 def parse_query(text: str) -> Query:
@@ -57,9 +61,11 @@ def parse_query(text: str) -> Query:
     keywords: list[str] = []
     sites: list[str] = []
     for word in " ".join(parts[::2]).split():
-        site = _site_of(word)
+        site, path = _site_of(word)
         if site:
-            sites.append(site)
+            if len(path) > MAX_PATH_SEGMENTS:
+                notes.append(f"site: was shortened to {MAX_PATH_SEGMENTS} parts of the path")
+            sites.append("/".join([site, *path[:MAX_PATH_SEGMENTS]]))
         else:
             keywords.append(word)
     if len(sites) > 1:
@@ -90,17 +96,38 @@ def host_of(url: str) -> str:
     return host.removeprefix("www.")
 
 
-def host_suffixes(url: str) -> list[str]:
-    """Every site a document belongs to: its host and the domains above.
+def path_of(url: str) -> list[str]:
+    """The segments of a URL's path, without query and fragment; dots and empty ones left out.
 
     Example:
-        >>> host_suffixes("https://a.example.com/page")
-        ['a.example.com', 'example.com', 'com']
+        >>> path_of("https://example.com//docs/./a.html?b#c")
+        ['docs', 'a.html']
+    """
+    rest = _SCHEME_ANY_CASE.sub("", url.strip())
+    path = re.split(r"[?#]", rest, maxsplit=1)[0].replace("\\", "/").partition("/")[2]
+    return [segment for segment in path.split("/") if segment not in ("", ".", "..")]
+
+
+def sites_of(url: str) -> list[str]:
+    """Every ``site:`` a document belongs to: its host and the domains above, each alone and
+    with the beginnings of its path.
+
+    Example:
+        >>> sites_of("https://a.org/docs/page")
+        ['a.org', 'a.org/docs', 'a.org/docs/page', 'org', 'org/docs', 'org/docs/page']
     """
     labels = [label for label in host_of(url).split(".") if label]
-    return [".".join(labels[i:]) for i in range(len(labels))]
+    path = path_of(url)[:MAX_PATH_SEGMENTS]
+    return [
+        "/".join([".".join(labels[i:]), *path[:depth]])
+        for i in range(len(labels))
+        for depth in range(len(path) + 1)
+    ]
 
 
-def _site_of(word: str) -> str:
+def _site_of(word: str) -> tuple[str, list[str]]:
     match = _SITE.fullmatch(word)
-    return host_of(match[1].removeprefix("*")) if match else ""
+    if not match:
+        return "", []
+    address = match[1].removeprefix("*.")
+    return host_of(address), path_of(address)

@@ -2,7 +2,7 @@
 
 Two, because BM25's statistics count every row of an index:
 
-    documents/    body (title, then text), title, site (host and the domains above it), row
+    documents/    body (title, then text), title, site (host, domains above, paths), row
     passages/     text, site, row (of the parent)
 
 The views are ``document`` (searches body), ``title`` and ``passage``, whose hits stand for their
@@ -21,7 +21,7 @@ from spaniel.config import IndexConfig
 from spaniel.errors import ArtifactError
 from spaniel.index.analysis import Analyzer, normalize
 from spaniel.index.passages import passages_of
-from spaniel.index.query import Query, host_suffixes
+from spaniel.index.query import Query, sites_of
 from spaniel.index.snippet import bm25_idf
 from spaniel.types import Document
 
@@ -49,7 +49,7 @@ def write_views(documents: Iterable[Document], directory: Path, cfg: IndexConfig
     num_passages = 0
     with _writers(directory, Analyzer(cfg.language)) as (whole, parts):
         for row, document in enumerate(documents):
-            sites = [("site", site) for site in host_suffixes(document.url)]
+            sites = [("site", site) for site in sites_of(document.url)]
             title = normalize(document.title)
             # Two values of one field: no phrase reaches from the title into the text.
             texts = [("body", title), ("body", normalize(document.text)), ("title", title)]
