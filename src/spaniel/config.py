@@ -318,6 +318,12 @@ class EndpointConfig(StageConfig):
     """Of one request."""
     max_retries: int = Field(4, ge=0)
     """Of one request, with growing pauses."""
+    cache: Path | None = None
+    """SQLite file of answers: the same request is paid once."""
+    replay: bool = False
+    """Answer from the cache only, without key and network."""
+    budget_usd: float | None = Field(None, gt=0)
+    """Ask no more once so much is spent, at the prices below."""
     usd_per_million_input: float = Field(0.0, ge=0)
     """Price, for the cost ledger."""
     usd_per_million_output: float = Field(0.0, ge=0)

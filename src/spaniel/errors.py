@@ -5,6 +5,7 @@
       DataError(ValueError)          a file or record is not what it claims to be
       ArtifactError(RuntimeError)    a run directory is missing, incomplete or of another version
       QueryError(ValueError)         a query breaks the query language; its writer can mend it
+      EndpointError(RuntimeError)    a model behind an endpoint gave no answer to use
       TrainingError(RuntimeError)    a check on the running training failed; going on would be a lie
       RolloutError(RuntimeError)     one trajectory failed through the infrastructure
         ToolError                      the search engine or a tool broke
@@ -39,6 +40,10 @@ class ArtifactError(SpanielError, RuntimeError):
 
 class QueryError(SpanielError, ValueError):
     """A search query breaks the query language; whoever wrote it can mend it."""
+
+
+class EndpointError(SpanielError, RuntimeError):
+    """A model behind an endpoint gave no usable answer, or may not be asked any more."""
 
 
 class TrainingError(SpanielError, RuntimeError):
