@@ -10,7 +10,7 @@ LAYERS = [
     {"types", "errors", "__init__"},
     {"config", "progress", "world"},
     {"store"},
-    {"corpus"},
+    {"corpus", "llm"},
     {"index"},
     {"env", "chat_template"},
     {"renderer"},
