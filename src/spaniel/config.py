@@ -173,6 +173,49 @@ class HttpConfig(StageConfig):
     """Until the next one may try."""
 
 
+class EndpointConfig(StageConfig):
+    """An OpenAI-compatible endpoint: frontier baseline and teacher. The key comes from
+    the environment variable named by ``api_key_env``."""
+
+    model: str
+    """Name of the model, as the endpoint knows it."""
+    base_url: str | None = None
+    """None is the SDK's default."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """Environment variable that holds the key."""
+    max_concurrency: int = Field(8, ge=1)
+    """Requests under way at once."""
+    timeout_s: float = Field(120.0, gt=0)
+    """Of one request."""
+    max_retries: int = Field(4, ge=0)
+    """Of one request, with growing pauses."""
+    cache: Path | None = None
+    """SQLite file of answers: the same request is paid once."""
+    replay: bool = False
+    """Answer from the cache only, without key and network."""
+    budget_usd: float | None = Field(None, gt=0)
+    """Ask no more once so much is spent, at the prices below."""
+    usd_per_million_input: float = Field(0.0, ge=0)
+    """Price, for the cost ledger."""
+    usd_per_million_output: float = Field(0.0, ge=0)
+    """Price, for the cost ledger."""
+
+
+class LlmRerankConfig(StageConfig):
+    """A language model puts the engine's best hits in order."""
+
+    endpoint: EndpointConfig
+    """The model."""
+    candidates: int = Field(20, ge=2, le=52)
+    """Hits it orders."""
+    num_orders: int = Field(1, ge=1)
+    """Orders of the list that are asked and averaged: models favour the ends of a list."""
+    max_tokens: int = Field(2048, ge=16)
+    """Of an answer, reasoning included."""
+    on_error: Literal["fail", "keep"] = "fail"
+    """Without a usable answer: the search fails, or keeps the engine's order and counts it."""
+
+
 class IndexConfig(StageConfig):
     """Documents -> hits."""
 
@@ -186,6 +229,8 @@ class IndexConfig(StageConfig):
     """What the policy's ``search`` asks."""
     http: HttpConfig | None = None
     """The server of the ``http`` engine."""
+    llm_rerank: LlmRerankConfig | None = None
+    """A language model orders what the engine found."""
     rank_constant: float = Field(5.0, gt=0)
     """k of the weighted reciprocal rank fusion over the three views."""
     weight_document: float = Field(1.0, ge=0)
@@ -300,34 +345,6 @@ class PolicyConfig(StageConfig):
     """Episodes whose key/value caches the engine holds at once."""
     threads: int | None = Field(None, ge=1)
     """CPU threads of torch; its own choice by default."""
-
-
-class EndpointConfig(StageConfig):
-    """An OpenAI-compatible endpoint: frontier baseline and teacher. The key comes from
-    the environment variable named by ``api_key_env``."""
-
-    model: str
-    """Name of the model, as the endpoint knows it."""
-    base_url: str | None = None
-    """None is the SDK's default."""
-    api_key_env: str = "OPENAI_API_KEY"
-    """Environment variable that holds the key."""
-    max_concurrency: int = Field(8, ge=1)
-    """Requests under way at once."""
-    timeout_s: float = Field(120.0, gt=0)
-    """Of one request."""
-    max_retries: int = Field(4, ge=0)
-    """Of one request, with growing pauses."""
-    cache: Path | None = None
-    """SQLite file of answers: the same request is paid once."""
-    replay: bool = False
-    """Answer from the cache only, without key and network."""
-    budget_usd: float | None = Field(None, gt=0)
-    """Ask no more once so much is spent, at the prices below."""
-    usd_per_million_input: float = Field(0.0, ge=0)
-    """Price, for the cost ledger."""
-    usd_per_million_output: float = Field(0.0, ge=0)
-    """Price, for the cost ledger."""
 
 
 # --- learning ---------------------------------------------------------------------------

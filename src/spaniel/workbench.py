@@ -13,6 +13,7 @@ from spaniel.index.dense import DenseEngine, build_dense, open_dense
 from spaniel.index.engine import SearchEngine
 from spaniel.index.fusion import FusedEngine
 from spaniel.index.lexical import LexicalEngine
+from spaniel.index.rerank import RerankedEngine
 from spaniel.policy.base import Policy
 from spaniel.progress import say
 from spaniel.questions.load import select
@@ -98,7 +99,16 @@ class Workbench:
     def engine(self) -> SearchEngine:
         """The engine that the policy's ``search`` asks."""
         engine: SearchEngine = getattr(self, self.recipe.index.engine)
-        return engine
+        return engine if self.recipe.index.llm_rerank is None else self._llm_reranked
+
+    @cached_property
+    def _llm_reranked(self) -> RerankedEngine:
+        from spaniel.index.llm_rerank import LlmReranker
+
+        cfg = self.recipe.index.llm_rerank
+        assert cfg is not None
+        engine: SearchEngine = getattr(self, self.recipe.index.engine)
+        return RerankedEngine(engine, LlmReranker(cfg), candidates=cfg.candidates)
 
     @cached_property
     def environment(self) -> Environment:

@@ -8,9 +8,10 @@ from spaniel.index.rerank import RerankedEngine
 class Longest:
     """Scores a document by the length of its text."""
 
+    waits = False
     fingerprint = "longest"
 
-    def score(self, query, hits, documents):
+    def score(self, query, hits, documents, context=""):
         assert [hit.docid for hit in hits] == [document.docid for document in documents]
         return [float(len(document.text)) for document in documents]
 
@@ -38,7 +39,7 @@ def test_only_the_candidates_are_looked_at(fruit_engine):
 
 def test_equal_scores_go_by_docid_and_nothing_found_stays_nothing(fruit_engine):
     class Equal(Longest):
-        def score(self, query, hits, documents):
+        def score(self, query, hits, documents, context=""):
             return [0.0] * len(hits)
 
     engine = RerankedEngine(fruit_engine, Equal())
@@ -50,7 +51,7 @@ def test_equal_scores_go_by_docid_and_nothing_found_stays_nothing(fruit_engine):
 @pytest.mark.parametrize("scores", [[], [float("nan")] * 2, [1.0] * 3])
 def test_a_reranker_that_breaks_its_promise_is_an_error(fruit_engine, scores):
     class Broken(Longest):
-        def score(self, query, hits, documents):
+        def score(self, query, hits, documents, context=""):
             return scores
 
     with pytest.raises(DataError, match="must give 2 finite scores"):

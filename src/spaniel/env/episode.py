@@ -11,7 +11,7 @@ from spaniel.env.aliases import UNKNOWN, Aliases
 from spaniel.env.dialects import DIALECTS, parse_turn
 from spaniel.env.tools import FINDER_TOOLS, CallError, CallProblem, Tool, check_call
 from spaniel.errors import QueryError, ToolError, boundary
-from spaniel.index.engine import SearchEngine
+from spaniel.index.engine import ContextEngine, SearchEngine
 from spaniel.index.query import parse_query
 from spaniel.store import hash_of
 from spaniel.types import Document, FinishReason, Hit, Message, Question, ToolCall
@@ -84,6 +84,8 @@ class Episode:
         self.aliases = Aliases(seed)
         self.num_turns = 0
         self.tool_s = 0.0
+        self._steps: list[str] = []
+        """Earlier calls, for engines that rank by what the policy is after."""
 
     def reset(self) -> list[Message]:
         """System prompt and question."""
@@ -122,11 +124,13 @@ class Episode:
         if call.name == "search":
             query = call.arguments["query"]
             shown, hits = self._show_hits(self._search(query), parse_query(query).notes)
+            self._steps.append(f"searched: {query}")
             return Step(shown=shown, call=call, errors=notes, hits=hits)
         if call.name == "read":
             docid = self._known(call.arguments["doc_id"])
             document = self._read(docid)
             shown = self._show_document(document)
+            self._steps.append(f"read: {_flat(document.title)}")
             return Step(shown=shown, call=call, errors=notes, docid=docid)
         report, errors = self._report(call.arguments["doc_ids"])
         return Step(call=call, errors=errors + notes, report=report)
@@ -137,11 +141,17 @@ class Episode:
         started = time.perf_counter()
         try:
             with boundary(ToolError, "search", passing=QueryError):
-                hits = self.environment.engine.search(query, self.environment.cfg.max_results)
+                hits = self._hits(query)
         except QueryError as error:
             raise CallError(CallProblem.BAD_ARGUMENT, str(error)) from None
         self.tool_s += time.perf_counter() - started
         return tuple(hits)
+
+    def _hits(self, query: str) -> list[Hit]:
+        engine, k = self.environment.engine, self.environment.cfg.max_results
+        if isinstance(engine, ContextEngine):
+            return engine.search_for(query, k, "\n".join([self.question.text, *self._steps]))
+        return engine.search(query, k)
 
     def _read(self, docid: str) -> Document:
         started = time.perf_counter()

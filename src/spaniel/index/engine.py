@@ -39,3 +39,12 @@ class SearchEngine(Protocol):
     def read_batch(self, docids: Sequence[str]) -> list[Document]:
         """``read`` for each docid, in order."""
         ...
+
+
+@runtime_checkable
+class ContextEngine(SearchEngine, Protocol):
+    """An engine that ranks better when it knows what the searcher is after."""
+
+    def search_for(self, query: str, k: int, context: str) -> list[Hit]:
+        """``search`` for somebody whose task and earlier steps are ``context``."""
+        ...

@@ -71,8 +71,13 @@ class LateInteraction:
         weights = hash_of_files(path) if path.is_dir() else self.path
         return hash_of(["late_interaction", weights, self.max_tokens, WEIGHT])
 
-    def score(self, query: str, hits: Sequence[Hit], documents: Sequence[Document]) -> list[float]:
-        """[num_hits] scores; the hits' own scores are taken as similarities from -1 to 1."""
+    waits = False
+
+    def score(
+        self, query: str, hits: Sequence[Hit], documents: Sequence[Document], context: str = ""
+    ) -> list[float]:
+        """[num_hits] scores; the hits' own scores are taken as similarities from -1 to 1. The
+        context is not read."""
         texts = [text_of(document) for document in documents]
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
         matches = [0.0] * len(texts)

@@ -14,12 +14,24 @@ class Reranker(Protocol):
     """Anything that scores hits for a query, given their texts."""
 
     @property
+    def waits(self) -> bool:
+        """Whether it asks another machine."""
+        ...
+
+    @property
     def fingerprint(self) -> str:
         """Hash of weights and settings: equal ones give equal scores."""
         ...
 
-    def score(self, query: str, hits: Sequence[Hit], documents: Sequence[Document]) -> list[float]:
-        """[num_hits] the higher, the better; ``documents`` are the hits' own, in order."""
+    def score(
+        self, query: str, hits: Sequence[Hit], documents: Sequence[Document], context: str = ""
+    ) -> list[float]:
+        """[num_hits] the higher, the better.
+
+        Args:
+            documents: the hits' own, in order.
+            context: what the searcher is after and has done, for rerankers that read it.
+        """
         ...
 
 
@@ -41,8 +53,8 @@ class RerankedEngine:
 
     @property
     def waits(self) -> bool:
-        """Whether the engine behind it does."""
-        return self.engine.waits
+        """Whether engine or reranker ask another machine."""
+        return self.engine.waits or self.reranker.waits
 
     @property
     def fingerprint(self) -> str:
@@ -53,12 +65,17 @@ class RerankedEngine:
 
     def search(self, query: str, k: int) -> list[Hit]:
         """At most ``k`` hits by the reranker's score; ties by docid."""
-        return self.search_batch([query], k)[0]
+        return self.search_for(query, k, "")
+
+    def search_for(self, query: str, k: int, context: str) -> list[Hit]:
+        """``search`` for somebody whose task and earlier steps are ``context``."""
+        found = self.engine.search(query, max(k, self.candidates))
+        return self._rerank(query, found, context)[:k]
 
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         """``search`` for each query, in order."""
         found = self.engine.search_batch(queries, max(k, self.candidates))
-        return [self._rerank(q, hits)[:k] for q, hits in zip(queries, found, strict=True)]
+        return [self._rerank(q, hits, "")[:k] for q, hits in zip(queries, found, strict=True)]
 
     def read(self, docid: str) -> Document:
         """The whole document. Raises ``KeyError``."""
@@ -68,11 +85,11 @@ class RerankedEngine:
         """``read`` for each docid, in order."""
         return self.engine.read_batch(docids)
 
-    def _rerank(self, query: str, hits: list[Hit]) -> list[Hit]:
+    def _rerank(self, query: str, hits: list[Hit], context: str) -> list[Hit]:
         if not hits:
             return []
         documents = self.engine.read_batch([hit.docid for hit in hits])
-        scores = self.reranker.score(query, hits, documents)
+        scores = self.reranker.score(query, hits, documents, context)
         if len(scores) != len(hits) or not all(map(math.isfinite, scores)):
             raise DataError(f"the reranker must give {len(hits)} finite scores, got {scores}")
         order = sorted(zip(scores, hits, strict=True), key=lambda item: (-item[0], item[1].docid))
