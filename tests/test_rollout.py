@@ -61,7 +61,7 @@ def test_a_perfect_walk_is_scored_one_and_its_calls_are_recorded():
     assert trajectory.format_ok
     calls = [turn.call.name for turn in trajectory.turns if turn.call]
     assert calls == ["search", "read", "search", "report"]
-    assert trajectory.turns[1].docid == "d1"
+    assert trajectory.turns[1].docids == ("d1",)
 
 
 def test_the_ledger_is_what_the_policy_was_asked_and_answered():

@@ -279,9 +279,28 @@ class PreflightConfig(StageConfig):
 # --- environment and rewards ------------------------------------------------------------
 
 
+class EvidenceConfig(StageConfig):
+    """What ``visit`` says about a page."""
+
+    endpoint: EndpointConfig | None = None
+    """The model that reads; without one the sentences that share most with the goal."""
+    language: str = "english"
+    """Stemmer for the sentences, a Snowball language or ``none``."""
+    max_page_chars: int = Field(40_000, ge=1000)
+    """Characters of a page that the model reads."""
+    max_tokens: int = Field(2048, ge=16)
+    """Of its answer, reasoning included."""
+
+
 class EnvConfig(StageConfig):
     """Question + turns -> observations."""
 
+    tools: Literal["finder", "researcher"] = "finder"
+    """``search``, ``read``, ``report``; or ``search`` with several queries, ``visit`` with a goal,
+    ``report``."""
+    max_queries: int = Field(5, ge=1)
+    """Queries, and pages of a visit, in one call of a researcher."""
+    evidence: EvidenceConfig = EvidenceConfig()
     dialect: Literal["plain", "hermes"] = "hermes"
     """How a call is written: ``search("...")`` or ``<tool_call>{...}</tool_call>``."""
     max_results: int = Field(5, ge=1, le=100)

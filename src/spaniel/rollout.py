@@ -145,7 +145,7 @@ async def rollout(
                 call=step.call,
                 errors=step.errors,
                 hits=step.hits,
-                docid=step.docid,
+                docids=step.docids,
                 observation=step.shown,
             )
             if step.report is not None:

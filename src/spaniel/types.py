@@ -119,8 +119,8 @@ class Turn:
     """Names of what was wrong with the turn (``CallProblem`` values), most severe first."""
     hits: tuple[Hit, ...] = ()
     """Results of a search, under their true docids."""
-    docid: str = ""
-    """The document a read returned."""
+    docids: tuple[str, ...] = ()
+    """The documents that were read or visited."""
     observation: str = ""
     """What the environment said back, as shown (shown ids, cut to the budget)."""
 

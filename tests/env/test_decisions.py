@@ -107,7 +107,7 @@ def test_06_a_query_must_be_a_string_with_something_in_it(dialect, value):
 def test_07_reading_an_id_never_shown_is_an_error_even_if_it_is_a_true_docid(dialect):
     step = turn(episode(dialect), write(dialect, "read", "doc_id", "d1"))
     assert step.errors == ("unknown_id",)
-    assert step.docid == ""
+    assert step.docids == ()
 
 
 @dialects

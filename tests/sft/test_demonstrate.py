@@ -1,10 +1,12 @@
 import asyncio
 import re
 
+import pytest
 from tests.doubles import WordEngine, lighthouse_documents
 
 from spaniel.config import DemonstrationConfig, EnvConfig, RewardConfig
 from spaniel.env.episode import Environment
+from spaniel.errors import ConfigError
 from spaniel.renderer import ByteRenderer
 from spaniel.rollout import Runner
 from spaniel.sft.demonstrate import demonstrate, make_teacher
@@ -59,3 +61,10 @@ def test_demonstrations_below_the_bar_are_dropped_and_counted():
     kept, counts = walk([hopeless])
     assert kept == []
     assert counts == {"made": 1, "kept": 0, "ndcg": 0.0}
+
+
+def test_the_label_teacher_refuses_tools_it_does_not_know():
+    engine = WordEngine(lighthouse_documents())
+    environment = Environment(engine, EnvConfig(tools="researcher"))
+    with pytest.raises(ConfigError, match="the finder's tools only"):
+        make_teacher([QUESTION], DemonstrationConfig(), environment, ByteRenderer(), seed=1)

@@ -9,6 +9,7 @@ from functools import cached_property
 from spaniel.config import EnvConfig
 from spaniel.env.aliases import UNKNOWN, Aliases
 from spaniel.env.dialects import DIALECTS, parse_turn
+from spaniel.env.evidence import Extractor, make_extractor
 from spaniel.env.tools import FINDER_TOOLS, CallError, CallProblem, Tool, check_call
 from spaniel.errors import QueryError, ToolError, boundary
 from spaniel.index.engine import ContextEngine, SearchEngine
@@ -33,7 +34,7 @@ class Step:
     call: ToolCall | None = None
     errors: tuple[str, ...] = ()
     hits: tuple[Hit, ...] = ()
-    docid: str = ""
+    docids: tuple[str, ...] = ()
     report: tuple[str, ...] | None = None
     """Set when the policy reported: true docids in its order, each once; ids never shown as
     ``unknown:<id>``."""
@@ -47,11 +48,12 @@ class Environment:
     """What all episodes share: the engine, the tools, the dialect, the budgets."""
 
     def __init__(
-        self, engine: SearchEngine, cfg: EnvConfig, tools: tuple[Tool, ...] = FINDER_TOOLS
+        self, engine: SearchEngine, cfg: EnvConfig, tools: tuple[Tool, ...] | None = None
     ) -> None:
-        self.engine, self.cfg, self.tools = engine, cfg, tools
+        self.engine, self.cfg = engine, cfg
+        self.tools = tools if tools is not None else _tools_of(cfg)
         self.dialect = DIALECTS[cfg.dialect]
-        self.system_prompt = f"{TASK}\n\n{self.dialect.instructions(tools)}"
+        self.system_prompt = f"{TASK}\n\n{self.dialect.instructions(self.tools)}"
 
     @property
     def fingerprint(self) -> str:
@@ -61,12 +63,22 @@ class Environment:
 
     def episode(self, question: Question, *, seed: int) -> "Episode":
         """A fresh world for one rollout; ``seed`` draws its shown ids."""
+        if self.cfg.tools == "researcher":
+            from spaniel.env.researcher import ResearcherEpisode
+
+            return ResearcherEpisode(self, question, seed)
         return Episode(self, question, seed)
 
+    @cached_property
+    def extractor(self) -> Extractor:
+        """Reads the pages that a researcher visits."""
+        return make_extractor(self.cfg.evidence)
+
     async def step(self, episode: "Episode", text: str, reason: FinishReason) -> "Step":
-        """``episode.step``; on a thread when the engine waits for another machine, so that the
-        other episodes go on."""
-        if not self.engine.waits:
+        """``episode.step``; on a thread when engine or extractor ask another machine, so that
+        the other episodes go on."""
+        waits = self.engine.waits or (self.cfg.tools == "researcher" and self.extractor.waits)
+        if not waits:
             return episode.step(text, reason)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, episode.step, text, reason)
@@ -123,29 +135,32 @@ class Episode:
         notes = tuple(str(p) for p in problems)
         if call.name == "search":
             query = call.arguments["query"]
-            shown, hits = self._show_hits(self._search(query), parse_query(query).notes)
+            room = self.environment.cfg.max_observation_chars
+            shown, hits = self._show_hits(*self._search(query), room=room)
             self._steps.append(f"searched: {query}")
             return Step(shown=shown, call=call, errors=notes, hits=hits)
         if call.name == "read":
             docid = self._known(call.arguments["doc_id"])
             document = self._read(docid)
             shown = self._show_document(document)
-            self._steps.append(f"read: {_flat(document.title)}")
-            return Step(shown=shown, call=call, errors=notes, docid=docid)
+            self._steps.append(f"read: {flat(document.title)}")
+            return Step(shown=shown, call=call, errors=notes, docids=(docid,))
         report, errors = self._report(call.arguments["doc_ids"])
         return Step(call=call, errors=errors + notes, report=report)
 
     # -- tools -----------------------------------------------------------------------------
 
-    def _search(self, query: str) -> tuple[Hit, ...]:
+    def _search(self, query: str) -> tuple[tuple[Hit, ...], tuple[str, ...]]:
+        """Hits, and what of the query was ignored."""
         started = time.perf_counter()
         try:
             with boundary(ToolError, "search", passing=QueryError):
+                notes = parse_query(query).notes
                 hits = self._hits(query)
         except QueryError as error:
             raise CallError(CallProblem.BAD_ARGUMENT, str(error)) from None
         self.tool_s += time.perf_counter() - started
-        return tuple(hits)
+        return tuple(hits), notes
 
     def _hits(self, query: str) -> list[Hit]:
         engine, k = self.environment.engine, self.environment.cfg.max_results
@@ -180,28 +195,35 @@ class Episode:
     # -- what is shown ---------------------------------------------------------------------
 
     def _show_hits(
-        self, hits: tuple[Hit, ...], notes: tuple[str, ...]
+        self,
+        hits: tuple[Hit, ...],
+        notes: tuple[str, ...],
+        *,
+        room: int,
+        with_url: bool = False,
     ) -> tuple[str, tuple[Hit, ...]]:
-        """Text of as many hits as fit, and those hits; below them, what was ignored."""
+        """Text of as many hits as fit into ``room`` characters, one at least, and those hits;
+        below them, what was ignored."""
         note = f"\nNote: {'; '.join(notes)}." if notes else ""
         if not hits:
             return f"No documents match.{note}", ()
         lines: list[str] = []
-        room = self.environment.cfg.max_observation_chars - len(note)
+        left = longest = max(room - len(note), 0)
         with boundary(ToolError, "read"):
             documents = self.environment.engine.read_batch([hit.docid for hit in hits])
         for hit, document in zip(hits, documents, strict=True):
             # The id stands after the title it belongs to: copying it is one induction step.
-            line = f"{_flat(document.title)} [{self.aliases.show(hit.docid)}] {_flat(hit.snippet)}"
-            line = line.strip()
-            room -= len(line) + 1
-            if room < 0 and lines:
+            head = f"{flat(document.title)} [{self.aliases.show(hit.docid)}]"
+            url = document.url if with_url else ""
+            line = " ".join(part for part in (head, url, flat(hit.snippet)) if part).strip()
+            left -= len(line) + 1
+            if left < 0 and lines:
                 break
-            lines.append(line[: self.environment.cfg.max_observation_chars - len(note)])
+            lines.append(line[:longest])
         return "\n".join(lines) + note, hits[: len(lines)]
 
     def _show_document(self, document: Document) -> str:
-        head = f"{_flat(document.title)} [{self.aliases.show(document.docid)}]\n"
+        head = f"{flat(document.title)} [{self.aliases.show(document.docid)}]\n"
         room = max(self.environment.cfg.max_observation_chars - len(head), 0)
         if len(document.text) <= room:
             return head + document.text
@@ -222,10 +244,18 @@ class Episode:
             call=step.call,
             errors=step.errors,
             hits=step.hits,
-            docid=step.docid,
+            docids=step.docids,
         )
 
 
-def _flat(text: str) -> str:
+def _tools_of(cfg: EnvConfig) -> tuple[Tool, ...]:
+    if cfg.tools == "finder":
+        return FINDER_TOOLS
+    from spaniel.env.researcher import RESEARCHER_TOOLS
+
+    return RESEARCHER_TOOLS
+
+
+def flat(text: str) -> str:
     """One line: a title or an excerpt cannot start a line that looks like another hit."""
     return " ".join(text.split())

@@ -85,8 +85,8 @@ def _turn(number: int, turn: Turn, example: Example) -> Markup:
         parts.append(el("p", "errors: " + shortened(", ".join(turn.errors), 300), cls="error"))
     if turn.hits:
         parts.append(_documents([hit.docid for hit in turn.hits], example))
-    if turn.docid:
-        parts.append(_documents([turn.docid], example))
+    if turn.docids:
+        parts.append(_documents(list(turn.docids), example))
     if turn.observation:
         seen = el("pre", shortened(turn.observation, MAX_CHARS))
         parts.append(el("details", el("summary", "what the policy saw", cls="soft"), seen))

@@ -221,7 +221,7 @@ def _rollouts_row(
         f1=scores.f1,
         num_returned=scores.num_returned,
         searches=sum(t.num_calls("search") for t in trajectories),
-        reads=sum(t.num_calls("read") for t in trajectories),
+        reads=sum(len(turn.docids) for t in trajectories for turn in t.turns),
         prompt_tokens=sum(prompt for prompt, _ in tokens),
         completion_tokens=sum(completion for _, completion in tokens),
         latency_s=max(t.wall_s for t in trajectories),

@@ -102,6 +102,10 @@ def _normal(shape: torch.Size, generator: torch.Generator) -> Tensor:
 
 
 def _orthogonal(rows: int, columns: int, generator: torch.Generator) -> Tensor:
-    """[rows, columns] with orthonormal rows; rows <= columns."""
-    basis: Tensor = torch.linalg.qr(torch.randn(columns, rows, generator=generator))[0]
-    return basis.T
+    """[rows, columns] whose rows are orthonormal, in blocks of at most ``columns`` rows."""
+    blocks = []
+    for first in range(0, rows, columns):
+        size = min(columns, rows - first)
+        basis: Tensor = torch.linalg.qr(torch.randn(columns, size, generator=generator))[0]
+        blocks.append(basis.T)
+    return torch.cat(blocks)

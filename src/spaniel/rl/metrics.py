@@ -29,7 +29,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     metrics["calls/mean"] = float(
         np.mean([sum(x.call is not None for x in t.turns) for t in scored])
     )
-    for tool in ("search", "read"):
+    for tool in ("search", "read", "visit"):
         metrics[f"calls/{tool}"] = float(np.mean([t.num_calls(tool) for t in scored]))
     metrics["report/size"] = float(np.mean([len(t.report) for t in scored]))
     for reason in StopReason:

@@ -14,6 +14,7 @@ from typing import Any
 
 from spaniel.config import DemonstrationConfig
 from spaniel.env.episode import Environment
+from spaniel.errors import ConfigError
 from spaniel.index.engine import SearchEngine
 from spaniel.policy.base import Policy, Request
 from spaniel.renderer import Renderer
@@ -259,8 +260,12 @@ def make_teacher(
 ) -> Policy:
     """The policy that demonstrates. Raises ``ConfigError`` when the endpoint is not set up."""
     if cfg.teacher == "labels":
+        if environment.cfg.tools != "finder":
+            raise ConfigError(
+                "the label teacher knows the finder's tools only: set env.tools to finder, or "
+                "sft.demonstrations.teacher to endpoint"
+            )
         return LabelTeacher(questions, environment, renderer, noise=cfg.noise, seed=seed)
-    from spaniel.errors import ConfigError
     from spaniel.policy.openai import EndpointPolicy
 
     if cfg.endpoint is None:
