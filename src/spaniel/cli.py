@@ -120,6 +120,26 @@ def index_tune(
         print(line)
 
 
+@index_app.command("load", context_settings=WITH_OVERRIDES)
+def index_load(ctx: typer.Context, recipe: RecipePath) -> None:
+    """Load the index into the tables of a SphinxQL cluster (index.sphinx)."""
+    from spaniel.errors import ConfigError
+    from spaniel.index.build import open_index
+    from spaniel.index.remote.sphinx import load_sphinx
+    from spaniel.run import Run
+
+    run = Run(_load(recipe, ctx.args))
+    cfg = run.recipe.index
+    if cfg.sphinx is None:
+        raise ConfigError("set index.sphinx: the cluster to load")
+    run.outputs("index")
+    engine = open_index(run.path("index", "lexical"), cfg)
+    documents, passages = load_sphinx(
+        engine.texts, len(engine.texts), cfg.sphinx, cfg, engine.content
+    )
+    say(f"loaded {documents:,} documents and {passages:,} passages")
+
+
 @index_app.command("serve", context_settings=WITH_OVERRIDES)
 def index_serve(
     ctx: typer.Context,

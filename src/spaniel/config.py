@@ -201,6 +201,39 @@ class EndpointConfig(StageConfig):
     """Price, for the cost ledger."""
 
 
+class ShardConfig(StageConfig):
+    """One shard of a cluster, where rows are loaded."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(9306, ge=1, le=65535)
+    documents: str = Field("documents", pattern=r"^[a-z_][a-z0-9_]*$")
+    """Its table of documents."""
+    passages: str = Field("passages", pattern=r"^[a-z_][a-z0-9_]*$")
+    """Its table of passages."""
+
+
+class SphinxConfig(ShardConfig):
+    """A cluster that speaks SphinxQL; host, port and tables are those that are searched."""
+
+    shards: tuple[ShardConfig, ...] = ()
+    """Where rows are loaded, when the tables that are searched are distributed ones."""
+    k1: float = Field(1.2, ge=0)
+    """Of BM25: how soon more occurrences of a word stop counting."""
+    b: float = Field(0.75, ge=0, le=1)
+    """Of BM25: how much long texts are held back."""
+    timeout_s: float = Field(10.0, gt=0)
+    """To connect, and for an answer."""
+
+    @property
+    def num_shards(self) -> int:
+        """Shards, the only one included."""
+        return max(1, len(self.shards))
+
+    def loaded_shards(self) -> tuple[ShardConfig, ...]:
+        """Where rows are loaded."""
+        return self.shards or (self,)
+
+
 class LlmRerankConfig(StageConfig):
     """A language model puts the engine's best hits in order."""
 
@@ -225,10 +258,12 @@ class IndexConfig(StageConfig):
     """Words of a passage of the passage view."""
     passage_stride_words: int = Field(50, ge=1)
     """Words from one passage's start to the next one's."""
-    engine: Literal["lexical", "dense", "hybrid", "http"] = "lexical"
+    engine: Literal["lexical", "dense", "hybrid", "http", "sphinx"] = "lexical"
     """What the policy's ``search`` asks."""
     http: HttpConfig | None = None
     """The server of the ``http`` engine."""
+    sphinx: SphinxConfig | None = None
+    """The cluster of the ``sphinx`` engine."""
     llm_rerank: LlmRerankConfig | None = None
     """A language model orders what the engine found."""
     rank_constant: float = Field(5.0, gt=0)

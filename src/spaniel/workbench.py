@@ -95,6 +95,22 @@ class Workbench:
             raise ConfigError("index.engine is http: set index.http.url")
         return HttpEngine(self.recipe.index.http)
 
+    @cached_property
+    def sphinx(self) -> LexicalEngine:
+        """The three views on a cluster; texts and snippets from here."""
+        from spaniel.index.remote.sphinx import SphinxViews
+
+        cfg = self.recipe.index.sphinx
+        if cfg is None:
+            raise ConfigError("index.engine is sphinx: set index.sphinx")
+        self.run.outputs("index")
+        return open_index(
+            self.run.path("index", "lexical"),
+            self.recipe.index,
+            snippet_words=self.recipe.env.snippet_words,
+            views=lambda analyzer, content: SphinxViews(cfg, analyzer, content=content),
+        )
+
     @property
     def engine(self) -> SearchEngine:
         """The engine that the policy's ``search`` asks."""

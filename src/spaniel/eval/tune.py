@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from spaniel.config import IndexConfig
 from spaniel.errors import DataError
 from spaniel.eval.statistics import PairedTest, paired_test
+from spaniel.index.backend import VIEWS
 from spaniel.index.lexical import LexicalEngine
-from spaniel.index.views import VIEWS
 from spaniel.progress import track
 from spaniel.types import Question
 

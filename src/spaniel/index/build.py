@@ -7,7 +7,7 @@
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,11 @@ from typing import Any
 from spaniel import __version__
 from spaniel.config import IndexConfig
 from spaniel.errors import ArtifactError
-from spaniel.index.analysis import ANALYSIS_VERSION
+from spaniel.index.analysis import ANALYSIS_VERSION, Analyzer
+from spaniel.index.backend import ViewBackend
 from spaniel.index.lexical import LexicalEngine
 from spaniel.index.texts import TextStore, write_texts
-from spaniel.index.views import write_views
+from spaniel.index.views import Views, write_views
 from spaniel.progress import track
 from spaniel.store import hash_of, publish_directory, read_manifest
 from spaniel.types import Document
@@ -61,7 +62,11 @@ def build_index(documents: Iterable[Document], directory: Path, cfg: IndexConfig
 
 
 def open_index(
-    directory: Path, cfg: IndexConfig | None = None, *, snippet_words: int = 48
+    directory: Path,
+    cfg: IndexConfig | None = None,
+    *,
+    snippet_words: int = 48,
+    views: Callable[[Analyzer, str], ViewBackend] | None = None,
 ) -> LexicalEngine:
     """The engine over an index that ``build_index`` made; takes milliseconds.
 
@@ -69,6 +74,8 @@ def open_index(
         cfg: rank constant and weights to search with; as at the build by default. What the
             index was built with (language, passages) has to be the same.
         snippet_words: longest excerpt of a hit; 0 makes none.
+        views: (analyzer, hash of the content) -> what ranks the rows; the embedded index by
+            default.
 
     Raises:
         ArtifactError: there is no complete index, or it was made by other settings or versions.
@@ -92,7 +99,11 @@ def open_index(
                 f"{directory}: built with index.{name} {built[name]}, wanted "
                 f"{getattr(cfg, name)}: run `{_MADE_BY}` again"
             )
-    engine = LexicalEngine(directory, cfg, content=manifest["content"], snippet_words=snippet_words)
+    content = manifest["content"]
+    backend = views(Analyzer(cfg.language), content) if views is not None else None
+    engine = LexicalEngine(
+        directory, cfg, content=content, snippet_words=snippet_words, views=backend
+    )
     found = (len(engine.texts), engine.views.num_documents, engine.views.num_passages)
     counts = (manifest["num_documents"], manifest["num_documents"], manifest["num_passages"])
     if found != counts:
@@ -121,6 +132,7 @@ def verify_index(directory: Path, cfg: IndexConfig | None = None) -> dict[str, i
                 f"{directory / name} is not as it was built: run `{_MADE_BY} --force`"
             )
     engine = open_index(directory, cfg)
+    assert isinstance(engine.views, Views)
     engine.views.check_rows(len(engine.texts))
     return {
         "files": len(files),

@@ -1,4 +1,4 @@
-"""The embedded engine: the three views fused by weighted reciprocal rank, with snippets."""
+"""The three views fused by weighted reciprocal rank, with snippets, over any backend."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -6,11 +6,12 @@ from pathlib import Path
 from spaniel.config import IndexConfig
 from spaniel.errors import ConfigError
 from spaniel.index.analysis import Analyzer
+from spaniel.index.backend import VIEWS, View, ViewBackend
 from spaniel.index.fusion import MIN_DEPTH, rrf
 from spaniel.index.query import parse_query, plain_query
 from spaniel.index.snippet import Snippets
 from spaniel.index.texts import TextStore
-from spaniel.index.views import VIEWS, View, Views
+from spaniel.index.views import Views
 from spaniel.store import hash_of
 from spaniel.types import Document, Hit
 
@@ -23,26 +24,36 @@ class LexicalEngine:
         cfg: the language it was built with; rank constant and weights of the views as wanted.
         content: hash of the documents and of how they were indexed.
         snippet_words: longest excerpt of a hit; 0 makes none.
+        views: what ranks the rows; the embedded index of the directory by default.
     """
 
-    waits = False
-
     def __init__(
-        self, directory: Path, cfg: IndexConfig, *, content: str, snippet_words: int = 48
+        self,
+        directory: Path,
+        cfg: IndexConfig,
+        *,
+        content: str,
+        snippet_words: int = 48,
+        views: ViewBackend | None = None,
     ) -> None:
         analyzer = Analyzer(cfg.language)
         self.texts = TextStore(directory / "texts")
-        self.views = Views(directory, analyzer)
+        self.views: ViewBackend = views or Views(directory, analyzer)
         self.snippets = Snippets(analyzer, self.views.idf, max_words=snippet_words)
         self.content = content
         self._rank_constant = cfg.rank_constant
         self._weights = (cfg.weight_document, cfg.weight_passage, cfg.weight_title)
 
     @property
+    def waits(self) -> bool:
+        """Whether the views are on another machine."""
+        return self.views.waits
+
+    @property
     def fingerprint(self) -> str:
-        """Hash of documents, indexing, fusion and snippet length."""
-        words = self.snippets.max_words
-        return hash_of(["lexical", self.content, self._rank_constant, self._weights, words])
+        """Hash of documents, indexing, ranking, fusion and snippet length."""
+        settings = [self._rank_constant, self._weights, self.snippets.max_words]
+        return hash_of(["lexical", self.content, self.views.fingerprint, *settings])
 
     def search(self, query: str, k: int) -> list[Hit]:
         """At most ``k`` hits with snippets, by ``sum_view weight / (rank_constant + rank)``.

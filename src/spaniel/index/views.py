@@ -13,20 +13,19 @@ as tantivy rounds them (about three significant bits).
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 import tantivy
 
 from spaniel.config import IndexConfig
 from spaniel.errors import ArtifactError
 from spaniel.index.analysis import Analyzer, normalize
+from spaniel.index.backend import View
 from spaniel.index.passages import passages_of
 from spaniel.index.query import Query, sites_of
 from spaniel.index.snippet import bm25_idf
 from spaniel.types import Document
 
-View = Literal["document", "passage", "title"]
-VIEWS: tuple[View, ...] = ("document", "passage", "title")
 MAX_QUERY_TERMS = 64
 """Keyword terms behind these are not searched."""
 
@@ -106,7 +105,10 @@ def _entry(row: int, texts: Iterable[tuple[str, str]]) -> tantivy.Document:
 
 
 class Views:
-    """The views of a directory that ``write_views`` wrote. Safe to share between threads."""
+    """The ``ViewBackend`` over a directory that ``write_views`` wrote."""
+
+    waits = False
+    fingerprint = "embedded"
 
     def __init__(self, directory: Path, analyzer: Analyzer) -> None:
         self._analyzer = analyzer
