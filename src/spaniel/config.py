@@ -205,7 +205,9 @@ class ShardConfig(StageConfig):
     """One shard of a cluster, where rows are loaded."""
 
     host: str = "127.0.0.1"
+    """Where it answers."""
     port: int = Field(9306, ge=1, le=65535)
+    """Of SphinxQL."""
     documents: str = Field("documents", pattern=r"^[a-z_][a-z0-9_]*$")
     """Its table of documents."""
     passages: str = Field("passages", pattern=r"^[a-z_][a-z0-9_]*$")
