@@ -485,16 +485,20 @@ class BaseConfig(StageConfig):
     """First steps: random sequences that repeat, which teach to copy."""
     drill_questions: int = Field(3000, ge=0)
     """One-hop questions of each world for reading drills: a page, and a few questions on it."""
-    drill_frac: float = Field(0.2, ge=0, lt=1)
+    tight_questions: int = Field(900, ge=0)
+    """Questions of each world for tight walks: every search shows the right page in full."""
+    drill_frac: float = Field(0.25, ge=0, le=1)
     """After the copying, until this share of the time: drills only."""
-    easy_frac: float = Field(0.4, ge=0, lt=1)
-    """Until this share of the time: questions of one and two hops, and drills."""
+    tight_frac: float = Field(0.5, ge=0, le=1)
+    """Until this share of the time: tight walks, and a third of drills."""
+    mixed_frac: float = Field(0.7, ge=0, le=1)
+    """Until this share of the time: tight walks and demonstrations; demonstrations after it."""
     minutes: float = Field(60.0, gt=0)
     """Wall-clock budget of the training; the schedule is laid out over it."""
     tokens_per_step: int = Field(8000, ge=64)
     """Tokens of one optimizer step, about."""
     observation_loss_weight: float = Field(0.05, ge=0, le=1)
-    """Loss on context tokens while the questions are easy."""
+    """Loss on context tokens during the drills."""
     optimizer: OptimizerConfig = OptimizerConfig(
         learning_rate=1e-3, schedule="cosine", weight_decay=0.01
     )

@@ -15,7 +15,13 @@ from spaniel.policy.load import random_tiny
 from spaniel.run import Run
 from spaniel.sft import base
 from spaniel.sft.base import copy_samples, demonstration_samples, train_base
-from spaniel.sft.ledgers import Demonstration, load_demonstrations, save_demonstrations
+from spaniel.sft.ledgers import (
+    DRILL,
+    TIGHT,
+    Demonstration,
+    load_demonstrations,
+    save_demonstrations,
+)
 from spaniel.stages import make_base, make_base_demonstrations
 
 RECIPE = """
@@ -38,6 +44,7 @@ copy_steps = 2
 minutes = 0.02
 tokens_per_step = 600
 drill_questions = 40
+tight_questions = 20
 """
 
 
@@ -102,30 +109,33 @@ def clock(monkeypatch):
     monkeypatch.setattr(base, "time", fake)
 
 
-def test_copying_then_drills_then_short_questions_then_all(clock):
-    cfg = BaseConfig(copy_steps=3, drill_frac=0.3, easy_frac=0.6, minutes=2, tokens_per_step=64)
+def test_copying_then_drills_then_tight_walks_then_whole_ones(clock):
+    cfg = BaseConfig(
+        copy_steps=3,
+        drill_frac=0.2,
+        tight_frac=0.5,
+        mixed_frac=0.8,
+        minutes=3,
+        tokens_per_step=64,
+    )
     learner = Recorder()
-    drill, short, long = demonstration(0, 7), demonstration(1, 6), demonstration(5, 9)
-    train_base(learner, [drill, short, long], cfg, vocab_size=512, seed=0, on_step=lambda *a: None)
+    drill, tight, walk = demonstration(DRILL, 7), demonstration(TIGHT, 6), demonstration(5, 9)
+    train_base(learner, [drill, tight, walk], cfg, vocab_size=512, seed=0, on_step=lambda *a: None)
     seen = learner.steps[3:]
     assert all(min(lengths) > 9 for _, lengths, _ in learner.steps[:3])
-    phases = {
-        "drills": [s for s in seen if s[0] < 0.3],
-        "easy": [s for s in seen if 0.3 <= s[0] < 0.6],
-        "all": [s for s in seen if s[0] >= 0.6],
+    ends = {"drills": (0, 0.2), "tight": (0.2, 0.5), "mixed": (0.5, 0.8), "whole": (0.8, 1)}
+    lengths = {
+        name: {n for done, ls, _ in seen if low <= done < high for n in ls}
+        for name, (low, high) in ends.items()
     }
-    lengths = {name: {n for _, ls, _ in steps for n in ls} for name, steps in phases.items()}
-    assert lengths == {"drills": {7}, "easy": {6, 7}, "all": {6, 9}}
+    assert lengths == {"drills": {7}, "tight": {6, 7}, "mixed": {6, 9}, "whole": {9}}
     assert all(sum(ls) >= 64 for _, ls, _ in seen)
-    early = phases["drills"] + phases["easy"]
-    assert all(weight > 0 for _, _, weight in early)  # context is trained on, too
-    assert all(weight == 0 for _, _, weight in phases["all"])
+    assert all((weight > 0) == (done < 0.2) for done, _, weight in seen)  # context of drills
 
 
 def test_an_interrupted_training_goes_on_to_the_same_weights(clock, tmp_path):
     cfg = BaseConfig(
         copy_steps=2,
-        easy_frac=0.5,
         minutes=0.3,
         tokens_per_step=64,
         optimizer=OptimizerConfig(learning_rate=1e-3),
@@ -171,7 +181,7 @@ def test_the_stages_make_a_policy_that_transformers_loads(tmp_path, monkeypatch)
     made = make_base_demonstrations(run)
     assert made["demonstrations"] >= 8
     walks = load_demonstrations(run.path("base", "data", "demonstrations.npz"))
-    assert {d.hops for d in walks} > {0, 1}
+    assert {d.hops for d in walks} > {DRILL, TIGHT, 1}
     trained = make_base(run)
     assert trained["steps"] >= 1
     tokenizer = AutoTokenizer.from_pretrained(run.path("base", "policy"))

@@ -2,7 +2,8 @@
 
 from spaniel.env.dialects import DIALECTS
 from spaniel.renderer import ByteRenderer
-from spaniel.sft.reading import reading_drills
+from spaniel.sft.ledgers import TIGHT
+from spaniel.sft.reading import reading_drills, tight_walks
 from spaniel.world import generate_world
 
 RENDERER = ByteRenderer()
@@ -45,3 +46,22 @@ def test_drills_are_a_function_of_world_and_seed():
 
     assert ids(1) == ids(1)
     assert ids(1) != ids(2)
+
+
+def test_a_tight_walk_types_visible_names_and_reports_every_page_it_was_shown():
+    world = generate_world(200, 3)
+    questions = world.questions(60, seed=2, min_hops=2, max_hops=4)
+    walks = list(tight_walks(questions, world, RENDERER, DIALECTS["plain"], "Search."))
+    assert len(walks) > 50
+    for walk in walks:
+        assert walk.hops == TIGHT
+        first, *rest = texts(walk)
+        visible, calls, shown = first, rest[::2], rest[1::2]
+        assert calls[-1].startswith("report(")
+        for call, page in zip(calls, shown, strict=False):
+            assert call.removeprefix('search("').split('")')[0] in visible
+            visible += page
+        titles = {page.split("Results:\n")[1].split(" [")[0] for page in shown}
+        targets = next(q.targets for q in questions if q.text in first)
+        assert titles == {world.document(docid).title for docid in targets}
+        assert calls[-1].count('"') == 2 * len(targets)

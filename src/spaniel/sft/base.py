@@ -1,9 +1,10 @@
 """Train the small default policy from random weights (``spaniel sft base``).
 
-    worlds -> tokenizer -> demonstrations -> [copying] -> [short questions] -> [all questions]
+    worlds -> tokenizer -> demonstrations -> [copying] -> [drills] -> [tight walks] -> [walks]
 
 The order is what makes so small a model learn at all: sequences that repeat teach it to copy,
-short questions to use a name it read, long ones to keep going.
+drills to find on a page the name that a question asks for, tight walks to take the steps of a
+question in turn, whole walks to live with hits, ids and detours.
 """
 
 import asyncio
@@ -24,13 +25,13 @@ from spaniel.progress import track
 from spaniel.renderer import ChatRenderer, Renderer
 from spaniel.rollout import Runner, seed_of
 from spaniel.sft.demonstrate import LabelTeacher
-from spaniel.sft.ledgers import Demonstration
-from spaniel.sft.reading import reading_drills
+from spaniel.sft.ledgers import DRILL, TIGHT, Demonstration
+from spaniel.sft.reading import reading_drills, tight_walks
 from spaniel.sft.tokenizer import train_tokenizer
 from spaniel.sft.train import cross_entropy
 from spaniel.store import iter_lines
 from spaniel.types import Question, TrainingSample, Trajectory
-from spaniel.world import generate_world
+from spaniel.world import World, generate_world
 
 TOKENIZER_WORLDS = 12
 
@@ -93,10 +94,19 @@ def _world_demonstrations(
         for t in trajectories
         if t.reward_parts.get("ndcg", 0.0) >= cfg.min_reward
     ]
-    if cfg.drill_questions == 0:
-        return walks
+    return [*walks, *_lessons(world, cfg, environment, renderer, seed)]
+
+
+def _lessons(
+    world: World, cfg: BaseConfig, environment: Environment, renderer: Renderer, seed: int
+) -> Iterator[Demonstration]:
     dialect = environment.dialect
-    return [*walks, *reading_drills(world, cfg.drill_questions, renderer, dialect, seed=seed)]
+    if cfg.drill_questions:
+        yield from reading_drills(world, cfg.drill_questions, renderer, dialect, seed=seed)
+    if cfg.tight_questions:
+        # Other questions than the walks': nothing is learnt twice.
+        questions = world.questions(cfg.tight_questions, seed=seed + 1, min_hops=2, max_hops=5)
+        yield from tight_walks(questions, world, renderer, dialect, environment.system_prompt)
 
 
 def _renamed(question: Question, number: int) -> Question:
@@ -130,9 +140,15 @@ def train_base(
         on_step: gets (step from 1, metrics, seconds of training so far).
         seconds: seconds that earlier, interrupted training took.
     """
-    drills = [d for d in demonstrations if d.hops == 0]
-    easy = [d for d in demonstrations if 1 <= d.hops <= 2]
+    drills = [d for d in demonstrations if d.hops == DRILL]
+    tight = [d for d in demonstrations if d.hops == TIGHT]
     walks = [d for d in demonstrations if d.hops > 0]
+    phases = [
+        (cfg.drill_frac, [drills]),
+        (cfg.tight_frac, [tight, tight, drills]),
+        (cfg.mixed_frac, [tight, walks]),
+        (1.0, [walks]),
+    ]
     started = time.perf_counter() - seconds
     budget = cfg.minutes * 60
     while (spent := time.perf_counter() - started) < budget:
@@ -142,15 +158,11 @@ def train_base(
         if learner.num_steps < cfg.copy_steps:
             samples = copy_samples(max(1, cfg.tokens_per_step // 512), vocab_size, rng)
         else:
-            early = done < cfg.easy_frac
-            pools: list[Sequence[Demonstration]]
-            pools = [drills] if done < cfg.drill_frac else [drills, easy] if early else [walks]
-            pools = [pool for pool in pools if pool] or [demonstrations]
-            chosen = _draw(pools, cfg.tokens_per_step, rng)
-            # Early on the prose teaches to copy, too: a name in a hit comes again in the
-            # document that is read. Later it would only be paid for.
-            weight = cfg.observation_loss_weight if early else 0.0
-            samples = demonstration_samples(chosen, weight)
+            pools = next(pools for until, pools in phases if done < until)
+            pools = [pool for pool in pools if pool] or [walks]
+            # During the drills the prose teaches to copy, too; later it would only be paid for.
+            weight = cfg.observation_loss_weight if done < cfg.drill_frac else 0.0
+            samples = demonstration_samples(_draw(pools, cfg.tokens_per_step, rng), weight)
         metrics = learner.step(samples, cross_entropy)
         on_step(learner.num_steps, {**metrics, "progress": done}, time.perf_counter() - started)
 

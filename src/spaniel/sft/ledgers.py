@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+DRILL, TIGHT = 0, -1
+
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
@@ -16,7 +18,7 @@ class Demonstration:
     own: NDArray[np.bool_]
     """True at the teacher's tokens."""
     hops: int
-    """Of the question; 0 for a drill."""
+    """Of the question; ``DRILL`` and ``TIGHT`` for lessons of ``reading.py``."""
 
 
 def save_demonstrations(path: Path, demonstrations: Sequence[Demonstration]) -> None:
