@@ -352,6 +352,9 @@ class EnvConfig(StageConfig):
     """Tokens in a trajectory, prompt and observations included."""
     max_observation_chars: int = Field(4000, ge=100)
     """Characters of one observation; longer ones are cut with a note."""
+    remind: bool = False
+    """Repeat the question below every observation: a policy of a few million parameters reads
+    a page far better when the question stands beside it."""
 
 
 class RewardConfig(StageConfig):

@@ -272,3 +272,14 @@ def test_26_what_a_query_meant_but_could_not_have_is_said_below_the_hits(dialect
     assert len(short.shown) <= 100
     assert short.shown.endswith("Note: an unmatched quote was ignored.")
     assert turn(episode(dialect), search(dialect, "Marrow company")).shown.count("Note:") == 0
+
+
+@dialects
+def test_the_question_stands_below_every_observation_when_asked_for(dialect):
+    cfg = EnvConfig(dialect=dialect, remind=True, max_turns=2)
+    ep = Environment(WordEngine(lighthouse_documents()), cfg).episode(QUESTION, seed=7)
+    step = turn(ep, search(dialect, "lighthouse"))
+    assert step.shown.endswith("\nQuestion: Who taught the founder?\nLast turn: report now.")
+    assert "Question: Who taught the founder?" in turn(ep, "nonsense").observation
+    plain = episode(dialect)
+    assert "Question:" not in turn(plain, search(dialect, "lighthouse")).observation

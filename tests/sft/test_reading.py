@@ -1,6 +1,10 @@
 """Reading drills."""
 
+from tests.doubles import WordEngine
+
+from spaniel.config import EnvConfig
 from spaniel.env.dialects import DIALECTS
+from spaniel.env.episode import Environment
 from spaniel.renderer import ByteRenderer
 from spaniel.sft.ledgers import TIGHT
 from spaniel.sft.reading import reading_drills, tight_walks
@@ -51,7 +55,8 @@ def test_drills_are_a_function_of_world_and_seed():
 def test_a_tight_walk_types_visible_names_and_reports_every_page_it_was_shown():
     world = generate_world(200, 3)
     questions = world.questions(60, seed=2, min_hops=2, max_hops=4)
-    walks = list(tight_walks(questions, world, RENDERER, DIALECTS["plain"], "Search."))
+    environment = Environment(WordEngine([]), EnvConfig(dialect="plain", remind=True))
+    walks = list(tight_walks(questions, world, RENDERER, environment))
     assert len(walks) > 50
     for walk in walks:
         assert walk.hops == TIGHT
@@ -62,6 +67,8 @@ def test_a_tight_walk_types_visible_names_and_reports_every_page_it_was_shown():
             assert call.removeprefix('search("').split('")')[0] in visible
             visible += page
         titles = {page.split("Results:\n")[1].split(" [")[0] for page in shown}
-        targets = next(q.targets for q in questions if q.text in first)
+        question = next(q for q in questions if q.text in first)
+        targets = question.targets
+        assert all(f"\nQuestion: {question.text}" in page for page in shown)
         assert titles == {world.document(docid).title for docid in targets}
         assert calls[-1].count('"') == 2 * len(targets)

@@ -74,6 +74,10 @@ class Environment:
         """Reads the pages that a researcher visits."""
         return make_extractor(self.cfg.evidence)
 
+    def reminder(self, question: Question) -> str:
+        """What stands below every observation; empty unless ``env.remind``."""
+        return f"\nQuestion: {question.text}" if self.cfg.remind else ""
+
     async def step(self, episode: "Episode", text: str, reason: FinishReason) -> "Step":
         """``episode.step``; on a thread when engine or extractor ask another machine, so that
         the other episodes go on."""
@@ -235,6 +239,7 @@ class Episode:
         shown = step.shown
         if CallProblem.EXTRA_CALLS in step.errors:
             shown += "\nOnly the first call was executed: one call a turn."
+        shown += self.environment.reminder(self.question)
         if self.num_turns == self.environment.cfg.max_turns - 1:
             shown += "\nLast turn: report now."
         observation = self.environment.dialect.observation(shown)

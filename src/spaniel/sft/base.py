@@ -106,7 +106,7 @@ def _lessons(
     if cfg.tight_questions:
         # Other questions than the walks': nothing is learnt twice.
         questions = world.questions(cfg.tight_questions, seed=seed + 1, min_hops=2, max_hops=5)
-        yield from tight_walks(questions, world, renderer, dialect, environment.system_prompt)
+        yield from tight_walks(questions, world, renderer, environment)
 
 
 def _renamed(question: Question, number: int) -> Question:

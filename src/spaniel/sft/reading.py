@@ -18,6 +18,7 @@ import numpy as np
 
 from spaniel.env.aliases import Aliases
 from spaniel.env.dialects import Dialect
+from spaniel.env.episode import Environment
 from spaniel.env.tools import FINDER_TOOLS
 from spaniel.renderer import Renderer
 from spaniel.rollout import seed_of
@@ -68,38 +69,33 @@ def _drill(
 
 
 def tight_walks(
-    questions: Sequence[Question], world: World, renderer: Renderer, dialect: Dialect, system: str
+    questions: Sequence[Question], world: World, renderer: Renderer, environment: Environment
 ) -> Iterator[Demonstration]:
     """Questions walked along their decomposition, as if every search showed the right page.
 
     A query is a name that stands in the question or on a page that was shown; a question with
     a step to which no such name leads is left out.
-
-    Args:
-        system: the system prompt of an episode.
     """
     for question in questions:
-        walk = _tight_walk(question, world, renderer, dialect, system)
+        walk = _tight_walk(question, world, renderer, environment)
         if walk is not None:
             yield walk
 
 
 def _tight_walk(
-    question: Question, world: World, renderer: Renderer, dialect: Dialect, system: str
+    question: Question, world: World, renderer: Renderer, environment: Environment
 ) -> Demonstration | None:
-    aliases = Aliases(seed_of("tight", question.qid, question.text))
-    first = [
-        Message(role="system", content=system),
-        Message(role="user", content=f"Question: {question.text}"),
-    ]
-    ids, own = list(renderer.initial(first)), list[bool]()
-    own += [False] * len(ids)
+    seed = seed_of("tight", question.qid, question.text)
+    aliases = Aliases(seed)
+    ids = list(renderer.initial(environment.episode(question, seed=seed).reset()))
+    own = [False] * len(ids)
     visible = question.text
     shown: list[str] = []
 
     def write(name: str, arguments: dict[str, Any]) -> None:
         call = ToolCall(name=name, arguments=arguments)
-        written = renderer.encode_completion(dialect.write(call, FINDER_TOOLS))
+        text = environment.dialect.write(call, environment.tools)
+        written = renderer.encode_completion(text)
         ids.extend(written)
         own.extend([True] * len(written))
 
@@ -112,7 +108,8 @@ def _tight_walk(
             return None
         write("search", {"query": query})
         page = world.document(step["docid"])
-        text = f"Results:\n{page.title} [{aliases.show(page.docid)}]\n{page.text}"
+        shown_page = f"{page.title} [{aliases.show(page.docid)}]\n{page.text}"
+        text = environment.dialect.observation(shown_page + environment.reminder(question))
         context = renderer.observation(text, ended=True)
         ids.extend(context)
         own.extend([False] * len(context))
