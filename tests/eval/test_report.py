@@ -41,7 +41,7 @@ def trajectory(text=HOSTILE, *, qid="q1", number=0, report=("d1", "unknown:" + H
         call=ToolCall(name=text, arguments={}),
         hits=(Hit(docid="d1", score=1.0, rank=1), Hit(docid=HOSTILE, score=0.5, rank=2)),
         errors=(text,),
-        docid=HOSTILE,
+        docids=(HOSTILE,),
         observation=text,
     )
     return Trajectory(
