@@ -12,7 +12,7 @@ from spaniel.errors import EndpointError, ToolError
 from spaniel.index.engine import ContextEngine, SearchEngine
 from spaniel.index.llm_rerank import LlmReranker, _orders, _ranking
 from spaniel.index.rerank import RerankedEngine
-from spaniel.types import FinishReason, Question
+from spaniel.types import Document, FinishReason, Hit, Question
 
 
 @pytest.fixture
@@ -130,3 +130,13 @@ def test_a_failed_rerank_is_a_failure_or_is_counted(rerank, server, capsys):
 def test_one_hit_needs_no_model(rerank, server):
     assert len(rerank().search("Sill", 3)) == 1
     assert server.bodies == []
+
+
+def test_hits_behind_the_last_label_keep_their_order(rerank, server):
+    server.reply = by_title
+    reranker = rerank().reranker
+    documents = [Document(docid=f"d{i:02}", title=f"T{99 - i}", text="") for i in range(60)]
+    hits = [Hit(docid=d.docid, score=1.0, rank=i + 1) for i, d in enumerate(documents)]
+    scores = reranker.score("x", hits, documents)
+    assert scores[:52] == [-float(51 - place) for place in range(52)]  # the model turned them round
+    assert scores[52:] == [-float(place) for place in range(52, 60)]

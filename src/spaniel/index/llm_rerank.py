@@ -67,14 +67,17 @@ class LlmReranker:
             ToolError: the endpoint failed or its answer names no candidate, and ``on_error`` is
                 ``fail``.
         """
-        if len(hits) < 2:
-            return [0.0] * len(hits)
-        ranks = [0.0] * len(hits)
+        count = min(len(hits), len(LABELS))
+        # Hits behind the last label, or all after a failure, keep the engine's order.
+        kept = [-float(place) for place in range(len(hits))]
+        if count < 2:
+            return kept
+        ranks = [0.0] * count
         try:
-            for order in _orders(query, len(hits), self._cfg.num_orders):
+            for order in _orders(query, count, self._cfg.num_orders):
                 shown = [(hits[place], documents[place]) for place in order]
                 text = self._ask(query, shown, context)
-                for rank, place in enumerate(_ranking(text, len(hits))):
+                for rank, place in enumerate(_ranking(text, count)):
                     ranks[order[place]] += rank / self._cfg.num_orders
         except Exception as error:
             if self._cfg.on_error == "fail":
@@ -82,8 +85,8 @@ class LlmReranker:
             if self.num_kept == 0:
                 say(f"rerank failed, the engine's order is kept: {type(error).__name__}: {error}")
             self.num_kept += 1
-            return [-float(place) for place in range(len(hits))]
-        return [-rank for rank in ranks]
+            return kept
+        return [*(-rank for rank in ranks), *kept[count:]]
 
     def _ask(self, query: str, shown: Sequence[tuple[Hit, Document]], context: str) -> str:
         listed = "\n\n".join(
