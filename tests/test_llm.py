@@ -8,10 +8,14 @@ from tests.endpoint_server import Server, answer
 
 from spaniel.config import EndpointConfig
 from spaniel.errors import ConfigError, EndpointError
-from spaniel.llm import AnswerCache, LlmClient, Reply
+from spaniel.llm import AnswerCache, LlmClient, Prompt, Reply
 from spaniel.types import Message
 
-WHO = [Message(role="user", content="Who?")]
+WHO = (Message(role="user", content="Who?"),)
+
+
+def who(max_tokens, **changes):
+    return Prompt(messages=WHO, max_tokens=max_tokens, **changes)
 
 
 @pytest.fixture
@@ -38,9 +42,9 @@ def client(server, tmp_path):
 
 def test_the_same_request_is_paid_once_also_by_another_process(client, server):
     first = client(usd_per_million_input=1.0)
-    assert first.ask_blocking(WHO, max_tokens=5).text == "found it"
+    assert first.ask_blocking(who(5)).text == "found it"
     again = client(usd_per_million_input=1.0)
-    assert again.ask_blocking(WHO, max_tokens=5) == first.ask_blocking(WHO, max_tokens=5)
+    assert again.ask_blocking(who(5)) == first.ask_blocking(who(5))
     assert len(server.bodies) == 1
     assert (again.usage.num_requests, again.usage.num_cached, again.usage.usd) == (0, 1, 0.0)
     assert first.usage.usd == pytest.approx(100e-6)
@@ -52,8 +56,8 @@ def test_the_same_request_is_paid_once_also_by_another_process(client, server):
 )
 def test_another_request_is_asked_anew(client, server, other):
     one = client()
-    one.ask_blocking(WHO, max_tokens=5)
-    one.ask_blocking(WHO, **({"max_tokens": 5} | other))
+    one.ask_blocking(who(5))
+    one.ask_blocking(who(**({"max_tokens": 5} | other)))
     assert len(server.bodies) == 2
 
 
@@ -62,31 +66,31 @@ def test_async_and_blocking_callers_share_the_cache(client, server):
 
     async def ask():
         try:
-            return await one.ask(WHO, max_tokens=5)
+            return await one.ask(who(5))
         finally:
             await one.close()
 
-    assert asyncio.run(ask()) == one.ask_blocking(WHO, max_tokens=5)
+    assert asyncio.run(ask()) == one.ask_blocking(who(5))
     assert len(server.bodies) == 1
 
 
 def test_replay_needs_neither_key_nor_network(client, server, monkeypatch):
-    client().ask_blocking(WHO, max_tokens=5)
+    client().ask_blocking(who(5))
     monkeypatch.delenv("SPANIEL_TEST_KEY")
     replayed = client(replay=True)
-    assert replayed.ask_blocking(WHO, max_tokens=5).text == "found it"
+    assert replayed.ask_blocking(who(5)).text == "found it"
     with pytest.raises(EndpointError, match="has no answer of m to this request"):
-        replayed.ask_blocking(WHO, max_tokens=6)
+        replayed.ask_blocking(who(6))
     assert len(server.bodies) == 1
 
 
 def test_a_spent_budget_stops_asking_but_not_the_cache(client, server):
     one = client(budget_usd=0.00019, usd_per_million_input=1.0)
-    one.ask_blocking(WHO, max_tokens=1)
-    one.ask_blocking(WHO, max_tokens=2)
+    one.ask_blocking(who(1))
+    one.ask_blocking(who(2))
     with pytest.raises(EndpointError, match=r"budget of 0.00019 USD for m is spent"):
-        one.ask_blocking(WHO, max_tokens=3)
-    assert one.ask_blocking(WHO, max_tokens=2).text == "found it"
+        one.ask_blocking(who(3))
+    assert one.ask_blocking(who(2)).text == "found it"
     assert len(server.bodies) == 2
 
 
@@ -94,7 +98,7 @@ def test_no_more_are_under_way_than_allowed(client, server):
     one = client(max_concurrency=2, cache=None)
     server.release.clear()
     with ThreadPoolExecutor(5) as pool:
-        asked = [pool.submit(one.ask_blocking, WHO, max_tokens=n + 1) for n in range(5)]
+        asked = [pool.submit(one.ask_blocking, who(n + 1)) for n in range(5)]
         pool.submit(server.release.wait, 0.3).result()
         server.release.set()
         assert [f.result().text for f in asked] == ["found it"] * 5
@@ -105,8 +109,8 @@ def test_an_answer_without_text_is_not_kept(client, server):
     server.answers = [answer(content=None), answer()]
     one = client()
     with pytest.raises(EndpointError, match="no text"):
-        one.ask_blocking(WHO, max_tokens=5)
-    assert one.ask_blocking(WHO, max_tokens=5).text == "found it"
+        one.ask_blocking(who(5))
+    assert one.ask_blocking(who(5)).text == "found it"
 
 
 def test_settings_that_cannot_work_are_refused(client, tmp_path, monkeypatch):

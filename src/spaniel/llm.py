@@ -14,7 +14,6 @@ import json
 import os
 import sqlite3
 import threading
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +23,20 @@ from spaniel.config import EndpointConfig
 from spaniel.errors import ConfigError, EndpointError
 from spaniel.store import hash_of
 from spaniel.types import Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What is asked, and how the answer is sampled."""
+
+    messages: tuple[Message, ...]
+    max_tokens: int
+    """Of the answer, reasoning included."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int | None = None
+    sample: int = 0
+    """Tells equal prompts apart that shall have different answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,27 +107,15 @@ class LlmClient:
             usd_per_million_output=cfg.usd_per_million_output,
         )
 
-    async def ask(
-        self,
-        messages: Sequence[Message],
-        *,
-        max_tokens: int,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        seed: int | None = None,
-        sample: int = 0,
-    ) -> Reply:
+    async def ask(self, prompt: Prompt) -> Reply:
         """One completion.
-
-        Args:
-            sample: tells equal requests apart that shall have different answers.
 
         Raises:
             EndpointError: the answer has no text, the budget is spent, or replay has no answer.
             openai.OpenAIError: the endpoint failed after its retries.
         """
-        arguments = self._arguments(messages, max_tokens, temperature, top_p, seed)
-        key = self._key_of(arguments, sample)
+        arguments = self._arguments(prompt)
+        key = self._key_of(arguments, prompt.sample)
         reply = self._known(key)
         if reply is None:
             async with self._semaphore():
@@ -122,19 +123,10 @@ class LlmClient:
             reply = self._take(key, answer)
         return reply
 
-    def ask_blocking(
-        self,
-        messages: Sequence[Message],
-        *,
-        max_tokens: int,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        seed: int | None = None,
-        sample: int = 0,
-    ) -> Reply:
+    def ask_blocking(self, prompt: Prompt) -> Reply:
         """``ask`` for callers on a thread."""
-        arguments = self._arguments(messages, max_tokens, temperature, top_p, seed)
-        key = self._key_of(arguments, sample)
+        arguments = self._arguments(prompt)
+        key = self._key_of(arguments, prompt.sample)
         reply = self._known(key)
         if reply is None:
             with self._slots:
@@ -179,28 +171,21 @@ class LlmClient:
             self._waiting = {loop: asyncio.Semaphore(self._cfg.max_concurrency)}
         return self._waiting[loop]
 
-    def _arguments(
-        self,
-        messages: Sequence[Message],
-        max_tokens: int,
-        temperature: float,
-        top_p: float,
-        seed: int | None,
-    ) -> dict[str, Any]:
+    def _arguments(self, prompt: Prompt) -> dict[str, Any]:
         # OpenAI's own models refuse max_tokens, many compatible servers know nothing else.
         limit = "max_completion_tokens" if self._cfg.base_url is None else "max_tokens"
         arguments: dict[str, Any] = {
             "model": self._cfg.model,
-            "messages": [{"role": m.role, "content": m.content} for m in messages],
-            limit: max_tokens,
+            "messages": [{"role": m.role, "content": m.content} for m in prompt.messages],
+            limit: prompt.max_tokens,
         }
-        if seed is not None:
-            arguments["seed"] = seed % 2**31
+        if prompt.seed is not None:
+            arguments["seed"] = prompt.seed % 2**31
         # Reasoning models refuse these, even at the default.
-        if temperature != 1:
-            arguments["temperature"] = temperature
-        if top_p != 1:
-            arguments["top_p"] = top_p
+        if prompt.temperature != 1:
+            arguments["temperature"] = prompt.temperature
+        if prompt.top_p != 1:
+            arguments["top_p"] = prompt.top_p
         return arguments
 
     def _key_of(self, arguments: dict[str, Any], sample: int) -> str:

@@ -3,7 +3,6 @@
 from tests.doubles import WordEngine
 
 from spaniel.config import EnvConfig
-from spaniel.env.dialects import DIALECTS
 from spaniel.env.episode import Environment
 from spaniel.renderer import ByteRenderer
 from spaniel.sft.ledgers import TIGHT
@@ -11,6 +10,7 @@ from spaniel.sft.reading import reading_drills, tight_walks
 from spaniel.world import generate_world
 
 RENDERER = ByteRenderer()
+ENVIRONMENT = Environment(WordEngine([]), EnvConfig(dialect="plain", remind=True))
 
 
 def texts(drill):
@@ -26,7 +26,7 @@ def texts(drill):
 
 def test_every_question_of_a_drill_is_answered_by_words_of_its_page():
     world = generate_world(200, 3)
-    drills = list(reading_drills(world, 120, RENDERER, DIALECTS["plain"], seed=1))
+    drills = list(reading_drills(world, 120, RENDERER, ENVIRONMENT, seed=1))
     num_questions = 0
     for drill in drills:
         assert drill.hops == 0
@@ -45,7 +45,7 @@ def test_every_question_of_a_drill_is_answered_by_words_of_its_page():
 def test_drills_are_a_function_of_world_and_seed():
     def ids(seed):
         world = generate_world(200, 3)
-        drills = reading_drills(world, 30, RENDERER, DIALECTS["plain"], seed=seed)
+        drills = reading_drills(world, 30, RENDERER, ENVIRONMENT, seed=seed)
         return [d.token_ids.tolist() for d in drills]
 
     assert ids(1) == ids(1)
@@ -55,8 +55,7 @@ def test_drills_are_a_function_of_world_and_seed():
 def test_a_tight_walk_types_visible_names_and_reports_every_page_it_was_shown():
     world = generate_world(200, 3)
     questions = world.questions(60, seed=2, min_hops=2, max_hops=4)
-    environment = Environment(WordEngine([]), EnvConfig(dialect="plain", remind=True))
-    walks = list(tight_walks(questions, world, RENDERER, environment))
+    walks = list(tight_walks(questions, world, RENDERER, ENVIRONMENT))
     assert len(walks) > 50
     for walk in walks:
         assert walk.hops == TIGHT

@@ -15,7 +15,7 @@ from typing import Protocol
 from spaniel.config import EvidenceConfig
 from spaniel.errors import EndpointError, ToolError
 from spaniel.index.analysis import Analyzer
-from spaniel.llm import LlmClient, Usage
+from spaniel.llm import LlmClient, Prompt, Usage
 from spaniel.store import hash_of
 from spaniel.types import Document, Message
 
@@ -139,11 +139,10 @@ class LlmExtractor:
         """
         page = document.text[: self._cfg.max_page_chars]
         task = f"Goal: {goal}\n\nPage: {document.title}\n{document.url}\n\n{page}"
-        messages = [Message(role="system", content=SYSTEM), Message(role="user", content=task)]
+        messages = (Message(role="system", content=SYSTEM), Message(role="user", content=task))
         try:
-            reply = self._client.ask_blocking(
-                messages, max_tokens=self._cfg.max_tokens, temperature=0.0
-            )
+            prompt = Prompt(messages=messages, max_tokens=self._cfg.max_tokens, temperature=0.0)
+            reply = self._client.ask_blocking(prompt)
             quoted, summary = _parse(reply.text)
         except Exception as error:
             raise ToolError(f"visit: {type(error).__name__}: {error}") from error

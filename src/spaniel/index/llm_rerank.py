@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from spaniel.config import LlmRerankConfig
 from spaniel.errors import EndpointError, ToolError
-from spaniel.llm import LlmClient, Usage
+from spaniel.llm import LlmClient, Prompt, Usage
 from spaniel.progress import say
 from spaniel.store import hash_of
 from spaniel.types import Document, Hit, Message
@@ -93,13 +93,12 @@ class LlmReranker:
             _candidate(LABELS[place], hit, document) for place, (hit, document) in enumerate(shown)
         )
         task = f"Task and earlier steps:\n{context}\n\n" if context else ""
-        messages = [
+        messages = (
             Message(role="system", content=SYSTEM),
             Message(role="user", content=f"{task}Query: {query}\n\nResults:\n\n{listed}"),
-        ]
-        reply = self._client.ask_blocking(
-            messages, max_tokens=self._cfg.max_tokens, temperature=0.0
         )
+        prompt = Prompt(messages=messages, max_tokens=self._cfg.max_tokens, temperature=0.0)
+        reply = self._client.ask_blocking(prompt)
         return reply.text
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from spaniel.config import EndpointConfig
 from spaniel.errors import ConfigError, PolicyError, boundary
-from spaniel.llm import LlmClient, Usage
+from spaniel.llm import LlmClient, Prompt, Usage
 from spaniel.policy.base import Request
 from spaniel.renderer import Renderer
 from spaniel.types import Completion, FinishReason
@@ -56,11 +56,13 @@ class EndpointPolicy:
         sampling = request.sampling
         with boundary(PolicyError, f"endpoint {self._cfg.model}"):
             reply = await self._client.ask(
-                request.messages,
-                max_tokens=sampling.max_tokens,
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                seed=sampling.seed,
+                Prompt(
+                    messages=request.messages,
+                    max_tokens=sampling.max_tokens,
+                    temperature=sampling.temperature,
+                    top_p=sampling.top_p,
+                    seed=sampling.seed,
+                )
             )
         prompt, completion = self.tokens_of.get(request.episode_id, (0, 0))
         self.tokens_of[request.episode_id] = (

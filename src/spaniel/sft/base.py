@@ -100,9 +100,8 @@ def _world_demonstrations(
 def _lessons(
     world: World, cfg: BaseConfig, environment: Environment, renderer: Renderer, seed: int
 ) -> Iterator[Demonstration]:
-    dialect = environment.dialect
     if cfg.drill_questions:
-        yield from reading_drills(world, cfg.drill_questions, renderer, dialect, seed=seed)
+        yield from reading_drills(world, cfg.drill_questions, renderer, environment, seed=seed)
     if cfg.tight_questions:
         # Other questions than the walks': nothing is learnt twice.
         questions = world.questions(cfg.tight_questions, seed=seed + 1, min_hops=2, max_hops=5)

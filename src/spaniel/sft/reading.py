@@ -17,9 +17,7 @@ from typing import Any
 import numpy as np
 
 from spaniel.env.aliases import Aliases
-from spaniel.env.dialects import Dialect
 from spaniel.env.episode import Environment
-from spaniel.env.tools import FINDER_TOOLS
 from spaniel.renderer import Renderer
 from spaniel.rollout import seed_of
 from spaniel.sft.ledgers import DRILL, TIGHT, Demonstration
@@ -30,7 +28,7 @@ _PARENTHESIS = re.compile(r" \([^)]*\)$")
 
 
 def reading_drills(
-    world: World, num_questions: int, renderer: Renderer, dialect: Dialect, *, seed: int
+    world: World, num_questions: int, renderer: Renderer, environment: Environment, *, seed: int
 ) -> Iterator[Demonstration]:
     """One drill for each page of a world that one-hop questions ask for.
 
@@ -45,24 +43,28 @@ def reading_drills(
         if answer:
             asked.setdefault(page.docid, []).append((question, answer))
     for docid, pairs in asked.items():
-        yield _drill(world.document(docid), pairs, renderer, dialect)
+        yield _drill(world.document(docid), pairs, renderer, environment)
 
 
 def _drill(
-    page: Document, pairs: Sequence[tuple[Question, str]], renderer: Renderer, dialect: Dialect
+    page: Document,
+    pairs: Sequence[tuple[Question, str]],
+    renderer: Renderer,
+    environment: Environment,
 ) -> Demonstration:
+    dialect = environment.dialect
     alias = Aliases(seed_of("reading", page.docid)).show(page.docid)
     ids: list[int] = []
     own: list[bool] = []
     for number, (question, answer) in enumerate(pairs):
         text = f"Question: {question.text}"
         if number == 0:
-            shown = f"Results:\n{page.title} [{alias}]\n{page.text}\n{text}"
+            shown = dialect.observation(f"{page.title} [{alias}]\n{page.text}\n{text}")
             context = renderer.initial([Message(role="user", content=shown)])
         else:
             context = renderer.observation(text, ended=True)
         call = ToolCall(name="search", arguments={"query": answer})
-        written = renderer.encode_completion(dialect.write(call, FINDER_TOOLS))
+        written = renderer.encode_completion(dialect.write(call, environment.tools))
         ids += [*context, *written]
         own += [False] * len(context) + [True] * len(written)
     return Demonstration(np.array(ids, dtype=np.uint16), np.array(own), DRILL)
