@@ -14,6 +14,8 @@ import json
 import os
 import sqlite3
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -111,15 +113,16 @@ class LlmClient:
         """One completion.
 
         Raises:
-            EndpointError: the answer has no text, the budget is spent, or replay has no answer.
-            openai.OpenAIError: the endpoint failed after its retries.
+            EndpointError: the endpoint failed after its retries, the answer has no text, the
+                budget is spent, or replay has no answer.
         """
         arguments = self._arguments(prompt)
         key = self._key_of(arguments, prompt.sample)
         reply = self._known(key)
         if reply is None:
             async with self._semaphore():
-                answer = await self._async_client.chat.completions.create(**arguments)
+                with _failures_named():
+                    answer = await self._async_client.chat.completions.create(**arguments)
             reply = self._take(key, answer)
         return reply
 
@@ -129,7 +132,7 @@ class LlmClient:
         key = self._key_of(arguments, prompt.sample)
         reply = self._known(key)
         if reply is None:
-            with self._slots:
+            with self._slots, _failures_named():
                 answer = self._client.chat.completions.create(**arguments)
             reply = self._take(key, answer)
         return reply
@@ -266,6 +269,16 @@ def _sdk() -> Any:
             "an endpoint needs the openai SDK: pip install 'spaniel[endpoint]'"
         ) from None
     return openai
+
+
+@contextmanager
+def _failures_named() -> Iterator[None]:
+    try:
+        yield
+    except _sdk().OpenAIError as error:
+        raise EndpointError(f"{type(error).__name__}: {error}") from error
+    except ValueError as error:  # an answer that is not JSON
+        raise EndpointError(f"the answer cannot be read: {error}") from error
 
 
 def _key(cfg: EndpointConfig) -> str:

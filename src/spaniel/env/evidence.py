@@ -144,8 +144,8 @@ class LlmExtractor:
             prompt = Prompt(messages=messages, max_tokens=self._cfg.max_tokens, temperature=0.0)
             reply = self._client.ask_blocking(prompt)
             quoted, summary = _parse(reply.text)
-        except Exception as error:
-            raise ToolError(f"visit: {type(error).__name__}: {error}") from error
+        except EndpointError as error:
+            raise ToolError(f"visit: {error}") from error
         found, invented = [], 0
         room = max_chars - len(summary)
         for text in quoted:

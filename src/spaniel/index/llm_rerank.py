@@ -79,11 +79,11 @@ class LlmReranker:
                 text = self._ask(query, shown, context)
                 for rank, place in enumerate(_ranking(text, count)):
                     ranks[order[place]] += rank / self._cfg.num_orders
-        except Exception as error:
+        except EndpointError as error:
             if self._cfg.on_error == "fail":
-                raise ToolError(f"rerank: {type(error).__name__}: {error}") from error
+                raise ToolError(f"rerank: {error}") from error
             if self.num_kept == 0:
-                say(f"rerank failed, the engine's order is kept: {type(error).__name__}: {error}")
+                say(f"rerank failed, the engine's order is kept: {error}")
             self.num_kept += 1
             return kept
         return [*(-rank for rank in ranks), *kept[count:]]
