@@ -21,14 +21,15 @@ def say(message: str) -> None:
 class Progress:
     """A counter with rate and time left. Use as a context manager.
 
-    One counts at a time: inside another's block a second one is silent.
+    ``done`` of the total is left from earlier. One counts at a time: inside another's block a
+    second one is silent.
     """
 
     _counting: "Progress | None" = None
 
-    def __init__(self, what: str, total: int | None, unit: str = "it") -> None:
+    def __init__(self, what: str, total: int | None, unit: str = "it", *, done: int = 0) -> None:
         self.what, self.total, self.unit = what, total, unit
-        self.done = 0
+        self.done = self._earlier = done
         self._live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._live = self._live and not os.environ.get("CI")
         self._started = self._last = time.monotonic()
@@ -44,7 +45,7 @@ class Progress:
         Progress._counting = None
         if self._live:
             sys.stderr.write("\r\x1b[2K")
-        if exc[0] is None:
+        if exc[0] is None and (self.done or self.total):
             say(self._line(final=True))
 
     def advance(self, count: int = 1, note: str = "") -> None:
@@ -65,12 +66,12 @@ class Progress:
 
     def _line(self, *, final: bool = False) -> str:
         elapsed = max(time.monotonic() - self._started, 1e-9)
-        rate = self.done / elapsed
+        rate = (self.done - self._earlier) / elapsed
         of = f"/{self.total:,}" if self.total is not None else ""
         line = f"{self.what}: {self.done:,}{of} {self.unit}, {rate:,.3g} {self.unit}/s"
         if final:
             return f"{line}, {elapsed:.1f} s"
-        if self.total is not None and self.done:
+        if self.total is not None and rate:
             line += f", {_duration((self.total - self.done) / rate)} left"
         return line
 

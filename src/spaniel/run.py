@@ -105,6 +105,14 @@ class Run:
         )
         return outputs
 
+    def amend(self, name: str, outputs: dict[str, Any]) -> None:
+        """A finished stage's outputs were changed in place: stages that read them are out of date
+        until they are made again."""
+        record = read_json(self._record(name))
+        outputs = {k: v for k, v in to_plain(outputs).items() if k != "hash"}
+        outputs["hash"] = hash_of([record["inputs"], outputs])
+        write_json(self._record(name), {**record, "outputs": outputs, "commit": commit()})
+
     def is_done(self, name: str) -> bool:
         """Whether a stage has been made, current or not."""
         return self._record(name).exists()

@@ -5,7 +5,7 @@ corpus -> index -> split -> [demonstrations -> sft] -> preflight -> rl -> eval
 
 import asyncio
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from spaniel.config import BaseConfig, Recipe, SFTConfig
 from spaniel.corpus.prepare import load_corpus, load_questions, prepare_corpus
 from spaniel.errors import ArtifactError, DataError
 from spaniel.index.build import build_index
+from spaniel.index.update import Change, update_index
 from spaniel.policy.load import import_torch
 from spaniel.progress import say
 from spaniel.questions.preflight import preflight_report
@@ -31,7 +32,7 @@ from spaniel.store import (
     write_json,
     write_records,
 )
-from spaniel.types import Group, Trajectory
+from spaniel.types import Document, Group, Trajectory
 from spaniel.workbench import Workbench
 
 KEPT_GROUPS = 4
@@ -57,13 +58,42 @@ def make_index(run: Run) -> dict[str, Any]:
     cfg = run.recipe.index
 
     def make() -> dict[str, Any]:
-        manifest = build_index(load_corpus(run.path("corpus")), run.path("index", "lexical"), cfg)
-        # Files have other names each time; what depends on the index depends on its content.
-        return {name: value for name, value in manifest.items() if name != "files"}
+        documents = load_corpus(run.path("corpus"))
+        documents_id = run.outputs("corpus")["hash"]
+        directory = run.path("index", "lexical")
+        manifest = build_index(documents, directory, cfg, documents_id=documents_id)
+        if cfg.backend == "bm25s":
+            from spaniel.index.bm25s_build import build_bm25s
+
+            build_bm25s(directory, cfg)
+        return index_outputs(manifest)
 
     return run.stage(
         "index", settings={"index": cfg.model_dump(mode="json")}, needs=("corpus",), make=make
     )
+
+
+def index_outputs(manifest: dict[str, Any]) -> dict[str, Any]:
+    """What depends on an index depends on its content: its files have other names each time."""
+    return {name: value for name, value in manifest.items() if name != "files"}
+
+
+def change_index(
+    run: Run, *, add: Iterable[Document] = (), delete: Sequence[str] = (), replace: bool = False
+) -> Change:
+    """Add documents to the finished index, or take some out; what was made with it is out of
+    date then."""
+    run.outputs("index")
+    change = update_index(
+        run.path("index", "lexical"), run.recipe.index, add=add, delete=delete, replace=replace
+    )
+    run.amend("index", index_outputs(change.manifest))
+    gone = set(delete)
+    questions, _ = load_questions(run.path("corpus"))
+    lost = sum(1 for question in questions if gone.intersection(question.targets))
+    if lost:
+        say(f"warning: {lost:,} questions ask for a document that was deleted")
+    return change
 
 
 def make_questions(run: Run) -> dict[str, Any]:
@@ -187,7 +217,7 @@ def make_demonstrations(run: Run) -> dict[str, Any]:
     def make() -> dict[str, Any]:
         seed = seed_of(run.recipe.seed, "teacher")
         held_out = {d for q in bench.test_questions for d in q.targets}
-        documents = load_corpus(run.path("corpus")) if cfg.title_questions else []
+        documents = list(load_corpus(run.path("corpus"))) if cfg.title_questions else []
         questions = [
             *bench.train_questions,
             *title_questions(documents, cfg.title_questions, seed=seed, held_out=held_out),

@@ -214,20 +214,28 @@ def _cut_torn_line(path: Path) -> None:
 
 
 @contextmanager
-def publish_directory(final: Path, manifest: dict[str, Any]) -> Iterator[Path]:
+def publish_directory(
+    final: Path, manifest: dict[str, Any], *, keep_partial: bool = False
+) -> Iterator[Path]:
     """Build a directory beside its place, then rename it there with its manifest in it.
 
     The body writes into the yielded directory and may add to ``manifest``. A body that
     raises leaves the old directory as it was. Readers see the old or the new, never half.
+
+    Args:
+        keep_partial: what a body wrote that was interrupted or raised is yielded to the next
+            one, which has to know what of it can be used.
     """
     partial = final.with_name(f".{final.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    if not keep_partial:
+        shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True, exist_ok=True)
     try:
         yield partial
         write_json(partial / MANIFEST, manifest)
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        if not keep_partial:
+            shutil.rmtree(partial, ignore_errors=True)
         raise
     old = final.with_name(f".{final.name}.old")
     shutil.rmtree(old, ignore_errors=True)

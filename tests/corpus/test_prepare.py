@@ -34,7 +34,7 @@ def config(tmp_path: Path, documents: list[Any], questions: list[Any] | None) ->
 def test_a_corpus_is_published_clean_and_read_back(tmp_path: Path) -> None:
     out = tmp_path / "run" / "corpus"
     manifest = prepare_corpus(config(tmp_path, DOCUMENTS, QUESTIONS), out)
-    documents, (questions, given) = load_corpus(out), load_questions(out)
+    documents, (questions, given) = list(load_corpus(out)), load_questions(out)
     assert [(d.docid, d.links) for d in documents] == [("a", ("c",)), ("c", ("a",))]
     assert documents[1].text == "Another.\u2028Line."
     assert [q.targets for q in questions] == [("a",), ("a", "c")]
@@ -82,7 +82,7 @@ def test_a_failed_run_leaves_the_old_corpus_as_it_was(tmp_path: Path) -> None:
     with pytest.raises(DataError):
         prepare_corpus(config(tmp_path, [*DOCUMENTS, {"docid": "x"}], QUESTIONS), out)
     assert json.loads((out / "manifest.json").read_text()) == before
-    assert len(load_corpus(out)) == 2
+    assert len(list(load_corpus(out))) == 2
 
 
 @pytest.mark.parametrize("name", ["documents.jsonl", "questions.jsonl", "given_split.json"])

@@ -1,13 +1,21 @@
 import itertools
 import json
+import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from tests.index.conftest import document
 
 from spaniel.config import IndexConfig
 from spaniel.errors import ArtifactError, ConfigError, DataError
-from spaniel.index import build
+from spaniel.index import build, ingest
 from spaniel.index.build import build_index, open_index, verify_index
+from spaniel.index.texts import encode
+from spaniel.index.views import ViewsWriter
+
+ROOT = Path(__file__).parents[2]
 
 DOCS = [document("a", "red apples"), document("b", "green pears " * 60), document("c", "", "Empty")]
 
@@ -36,7 +44,7 @@ def test_a_build_that_dies_leaves_the_old_index(tmp_path):
 
 
 def test_a_build_that_dies_while_indexing_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "write_views", lambda *args: 1 / 0)
+    monkeypatch.setattr(ViewsWriter, "add", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         build_index(DOCS, tmp_path / "i", IndexConfig())
     assert list(tmp_path.iterdir()) == []
@@ -112,17 +120,145 @@ def test_a_damaged_engine_directory_is_an_artifact_error(tmp_path):
         open_index(tmp_path / "i")
 
 
-def test_nothing_is_written_into_a_directory_after_its_build_failed(tmp_path, monkeypatch):
-    def dying(texts, *rest):
-        return write_views(itertools.chain(texts, map(int, ["x"])), *rest)
+def dying_at(call, method):
+    """A method that raises at its n-th call."""
+    calls = itertools.count(1)
 
-    write_views = build.write_views
-    monkeypatch.setattr(build, "write_views", dying)
+    def dying(*args):
+        if next(calls) == call:
+            raise OSError("No space left on device")
+        return method(*args)
+
+    return dying
+
+
+def test_nothing_is_written_into_a_directory_after_its_build_failed(tmp_path, monkeypatch):
     docs = [document(f"{i:04}", f"word{i} " * 50) for i in range(300)]
+    add = ViewsWriter.add
     for _ in range(5):
-        with pytest.raises(ValueError, match="invalid literal"):
+        monkeypatch.setattr(ViewsWriter, "add", dying_at(300, add))
+        with pytest.raises(OSError, match="No space left"):
             build_index(docs, tmp_path / "i", IndexConfig())
         assert list(tmp_path.iterdir()) == []
+
+
+# --- going on after an interruption -------------------------------------------------------
+
+MANY = [document(f"{i:04}", f"word{i} common{i % 7} apples " * (i % 5)) for i in range(120)]
+
+
+def built_whole(tmp_path):
+    build_index(MANY, tmp_path / "whole", IndexConfig())
+    return open_index(tmp_path / "whole")
+
+
+def assert_same_index(directory, whole):
+    engine = open_index(directory)
+    assert engine.fingerprint == whole.fingerprint
+    assert list(engine.texts) == list(whole.texts)
+    for query in ("common3 apples", "word17", '"word8 common1" apples'):
+        assert engine.search(query, 50) == whole.search(query, 50)
+    verify_index(directory)
+
+
+def counted(documents, seen):
+    for doc in documents:
+        seen.append(doc.docid)
+        yield doc
+
+
+def test_reading_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
+    monkeypatch.setattr(ingest, "COMMIT_DOCUMENTS", 10)
+    monkeypatch.setattr(ingest, "DICTIONARY_SAMPLES", 5)
+    encoded = []
+    monkeypatch.setattr(ingest, "encode", lambda d: encoded.append(d.docid) or encode(d))
+
+    def dying():
+        yield from MANY[:47]
+        raise OSError("No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        build_index(dying(), tmp_path / "i", IndexConfig(), documents_id="x")
+    encoded.clear()
+    build_index(MANY, tmp_path / "i", IndexConfig(), documents_id="x")
+    assert encoded == [d.docid for d in MANY[40:]]
+    assert_same_index(tmp_path / "i", built_whole(tmp_path))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["i", "whole"]
+
+
+@pytest.mark.parametrize("failing_at", [1, 2, 40, 119])
+def test_indexing_goes_on_where_it_was_interrupted(tmp_path, monkeypatch, failing_at):
+    monkeypatch.setattr(build, "COMMIT_CHARS", 600)
+    add = ViewsWriter.add
+    with monkeypatch.context() as patch:
+        patch.setattr(ViewsWriter, "add", dying_at(failing_at, add))
+        with pytest.raises(OSError, match="No space left"):
+            build_index(MANY, tmp_path / "i", IndexConfig(), documents_id="x")
+    added = []
+    with monkeypatch.context() as patch:
+        patch.setattr(ViewsWriter, "add", lambda *args: added.append(args[1]) or add(*args))
+        build_index(iter(()), tmp_path / "i", IndexConfig(), documents_id="x")
+    assert added == list(range(added[0], 120))
+    assert failing_at - 1 - added[0] < 30
+    assert_same_index(tmp_path / "i", built_whole(tmp_path))
+
+
+def test_a_commit_of_one_index_without_the_other_is_taken_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "COMMIT_CHARS", 600)
+
+    def half(writer):
+        writer._whole.commit()
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ViewsWriter, "commit", half)
+        with pytest.raises(OSError, match="No space left"):
+            build_index(MANY, tmp_path / "i", IndexConfig(), documents_id="x")
+    build_index(MANY, tmp_path / "i", IndexConfig(), documents_id="x")
+    assert_same_index(tmp_path / "i", built_whole(tmp_path))
+
+
+def test_other_documents_or_settings_start_again(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(ViewsWriter, "add", dying_at(50, ViewsWriter.add))
+        with pytest.raises(OSError, match="No space left"):
+            build_index(MANY, tmp_path / "i", IndexConfig(), documents_id="x")
+    build_index(DOCS, tmp_path / "i", IndexConfig(), documents_id="y")
+    assert list(open_index(tmp_path / "i").texts) == DOCS
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tests.index.test_build import MANY
+from spaniel.config import IndexConfig
+from spaniel.index import build, ingest, views
+build.COMMIT_CHARS, ingest.COMMIT_DOCUMENTS, ingest.DICTIONARY_SAMPLES = 600, 10, 5
+steps, stop = 0, int(sys.argv[2])
+def hook(frame, event, arg):
+    global steps
+    steps += event == "call"
+    if steps == stop:
+        os.kill(os.getpid(), signal.SIGKILL)
+sys.setprofile(hook)
+build.build_index(MANY, Path(sys.argv[1]), IndexConfig(), documents_id="x")
+"""
+
+
+@pytest.mark.slow
+def test_kill_9_at_any_moment_loses_nothing(tmp_path):
+    whole = built_whole(tmp_path)
+    rng = random.Random(1)
+    for number in range(6):
+        directory = tmp_path / str(number)
+        codes = []
+        while not codes or codes[-1]:
+            stop = str(rng.randrange(100, 16_000)) if len(codes) < 3 else "-1"
+            command = [sys.executable, "-c", KILLED, str(directory), stop]
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+            codes.append(done.returncode)
+            assert codes[-1] in (0, -9), done.stderr
+        assert_same_index(directory, whole)
 
 
 def test_wrong_documents_and_settings_are_refused(tmp_path):

@@ -1,22 +1,26 @@
+import numpy as np
 import pytest
 import tantivy
+from tests.index.conftest import document
 
-from spaniel.index import views
+from spaniel.config import IndexConfig
 from spaniel.index.analysis import Analyzer
 from spaniel.index.query import parse_query
+from spaniel.index.views import ROWS, Views, ViewsWriter
 
 ANALYZER = Analyzer("none")
 
 
 def test_ties_go_by_row_across_segments(tmp_path):
-    writer = views._create(tmp_path / "documents", ("body",), ANALYZER)
     # The second commit is a second segment and holds the lower rows.
-    for rows in (range(50, 100), range(50)):
-        for row in rows:
-            writer.add_document(views._entry(row, [("body", "same words")]))
-        writer.commit()
-    writer.wait_merging_threads()
-    index = views._OpenIndex(tmp_path / "documents", ANALYZER)
+    rows = [*range(50, 100), *range(50)]
+    with ViewsWriter(tmp_path, IndexConfig(language="none")) as writer:
+        for slot in range(100):
+            writer.add(slot, document(str(slot), "same words"))
+            if slot % 50 == 49:
+                writer.commit()
+    np.save(tmp_path / ROWS, np.array(rows))
+    index = Views(tmp_path, ANALYZER)._documents
     assert index.searcher.num_segments == 2
     query = tantivy.Query.term_query(index.schema, "body", "same")
     assert [row for row, _ in index.top_rows(query, 7)] == list(range(7))

@@ -9,10 +9,11 @@
 """
 
 import hashlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from spaniel.config import CorpusConfig
+from spaniel.config import CorpusConfig, FolderSource, JsonlSource
 from spaniel.corpus.dedup import find_merges
 from spaniel.corpus.encoder import Encode
 from spaniel.corpus.merges import Merges, remap
@@ -70,13 +71,24 @@ def prepare_corpus(
     return manifest
 
 
-def load_corpus(directory: Path) -> list[Document]:
-    """The documents of a prepared corpus.
+def load_corpus(directory: Path) -> Iterator[Document]:
+    """The documents of a prepared corpus, one at a time.
 
     Raises:
         ArtifactError: the corpus is missing, incomplete, or was edited afterwards.
     """
-    return list(read_records(_verified(directory, DOCUMENTS), Document))
+    return read_records(_verified(directory, DOCUMENTS), Document)
+
+
+def read_documents(path: Path) -> Sequence[Document]:
+    """Documents to add to an index: a JSON-lines file, or a folder of texts.
+
+    Raises:
+        ConfigError: there is no such file or folder.
+        DataError: a line or file is bad, or there are none.
+    """
+    source = FolderSource(path=path) if path.is_dir() else JsonlSource(corpus=path)
+    return read_corpus(CorpusConfig(source=source)).documents
 
 
 def load_questions(directory: Path) -> tuple[list[Question], GivenSplit | None]:

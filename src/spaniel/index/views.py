@@ -2,20 +2,26 @@
 
 Two, because BM25's statistics count every row of an index:
 
-    documents/    body (title, then text), title, site (host, domains above, paths), row
-    passages/     text, site, row (of the parent)
+    documents/    body (title, then text), title, site (host, domains above, paths), slot
+    passages/     text, site, slot (of the parent)
+    rows.npy      int64 [num_slots]: the row of each slot, -1 where the document is gone; not in
+                  an index that was written at once, whose slots are rows and in order
+
+A *slot* is the number under which a document came, and stays; its row, the place in docid order,
+moves when others come and go.
 
 The views are ``document`` (searches body), ``title`` and ``passage``, whose hits stand for their
 parents. Scores are BM25 with k1 = 1.2 and b = 0.75, which tantivy fixes, over document lengths
 as tantivy rounds them (about three significant bits).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import tantivy
+from numpy.typing import NDArray
 
 from spaniel.config import IndexConfig
 from spaniel.errors import ArtifactError
@@ -26,9 +32,11 @@ from spaniel.index.query import Query, sites_of
 from spaniel.index.snippet import bm25_idf
 from spaniel.types import Document
 
+ROWS = "rows.npy"
 MAX_QUERY_TERMS = 64
 """Keyword terms behind these are not searched."""
 
+_SPARE = 16
 _FIELDS: dict[View, str] = {"document": "body", "passage": "text", "title": "title"}
 _ANALYZER = "spaniel"
 # With one thread and room for everything an index is one segment, in row order. Only what is
@@ -39,63 +47,87 @@ _HEAP_BYTES = 3_000_000_000
 # --- writing ------------------------------------------------------------------------------
 
 
-def write_views(documents: Iterable[Document], directory: Path, cfg: IndexConfig) -> int:
-    """Index documents, given in row order; returns how many passages they have.
+class ViewsWriter:
+    """Writes the indexes of a directory, new or not; what is committed outlasts a crash.
+
+    Use as a context: what was added or removed since the last ``commit`` is lost when the body
+    raises.
 
     Raises:
-        ConfigError: the language has no stemmer, or the stride is longer than a passage.
+        ConfigError: the language has no stemmer.
+        ArtifactError: the directory holds something that is no index.
     """
-    num_passages = 0
-    with _writers(directory, Analyzer(cfg.language)) as (whole, parts):
-        for row, document in enumerate(documents):
-            sites = [("site", site) for site in sites_of(document.url)]
-            title = normalize(document.title)
-            # Two values of one field: no phrase reaches from the title into the text.
-            texts = [("body", title), ("body", normalize(document.text)), ("title", title)]
-            whole.add_document(_entry(row, texts + sites))
-            for passage in passages_of(
-                document, words=cfg.passage_words, stride=cfg.passage_stride_words
-            ):
-                text = normalize(document.text[passage.start : passage.end])
-                parts.add_document(_entry(row, [("text", text), *sites]))
-                num_passages += 1
-    return num_passages
 
+    def __init__(self, directory: Path, cfg: IndexConfig) -> None:
+        self._cfg = cfg
+        analyzer = Analyzer(cfg.language)
+        self._whole, whole = _open_or_create(directory / "documents", ("body", "title"), analyzer)
+        self._parts, parts = _open_or_create(directory / "passages", ("text",), analyzer)
+        self._schemas = (whole, parts)
 
-@contextmanager
-def _writers(
-    directory: Path, analyzer: Analyzer
-) -> Iterator[tuple[tantivy.IndexWriter, tantivy.IndexWriter]]:
-    """Writers of the documents and of the passages, committed at the end."""
-    whole = _create(directory / "documents", ("body", "title"), analyzer)
-    parts = _create(directory / "passages", ("text",), analyzer)
-    try:
-        yield whole, parts
-        for writer in (whole, parts):
-            writer.commit()
-    finally:
+    def __enter__(self) -> "ViewsWriter":
+        return self
+
+    def __exit__(self, *error: object) -> None:
         # After a failure too: their threads would go on writing into a directory being removed.
-        for writer in (whole, parts):
+        for writer in (self._whole, self._parts):
             writer.wait_merging_threads()
 
+    def add(self, slot: int, document: Document) -> int:
+        """Index a document under a number of its own; returns how many passages it has.
 
-def _create(directory: Path, fields: Sequence[str], analyzer: Analyzer) -> tantivy.IndexWriter:
-    directory.mkdir(parents=True)
+        Raises:
+            ConfigError: the stride is longer than a passage.
+        """
+        sites = [("site", site) for site in sites_of(document.url)]
+        title = normalize(document.title)
+        # Two values of one field: no phrase reaches from the title into the text.
+        texts = [("body", title), ("body", normalize(document.text)), ("title", title)]
+        self._whole.add_document(_entry(slot, texts + sites))
+        passages = passages_of(
+            document, words=self._cfg.passage_words, stride=self._cfg.passage_stride_words
+        )
+        for passage in passages:
+            text = normalize(document.text[passage.start : passage.end])
+            self._parts.add_document(_entry(slot, [("text", text), *sites]))
+        return len(passages)
+
+    def remove(self, slots: Sequence[int]) -> None:
+        """Take documents and their passages out."""
+        unsigned = tantivy.FieldType.Unsigned
+        for writer, schema in zip((self._whole, self._parts), self._schemas, strict=True):
+            for slot in slots:
+                query = tantivy.Query.range_query(schema, "slot", unsigned, slot, slot)
+                writer.delete_documents_by_query(query)
+
+    def commit(self) -> None:
+        """What was done so far is on disk for good."""
+        for writer in (self._whole, self._parts):
+            writer.commit()
+
+
+def _open_or_create(
+    directory: Path, fields: Sequence[str], analyzer: Analyzer
+) -> tuple[tantivy.IndexWriter, tantivy.Schema]:
+    directory.mkdir(parents=True, exist_ok=True)
     builder = tantivy.SchemaBuilder()
     for name in fields:
         builder.add_text_field(name, tokenizer_name=_ANALYZER, index_option="position")
     builder.add_text_field("site", tokenizer_name="raw", index_option="basic")
-    builder.add_unsigned_field("row", fast=True)
-    index = tantivy.Index(builder.build(), path=str(directory))
+    builder.add_unsigned_field("slot", fast=True, indexed=True)
+    try:
+        index = tantivy.Index(builder.build(), path=str(directory))
+    except ValueError as error:
+        raise ArtifactError(f"{directory} is no index to write to: {error}") from None
     index.register_tokenizer(_ANALYZER, analyzer.engine_analyzer)
-    # More threads would deal the rows out to segments in another way each time.
-    return index.writer(_HEAP_BYTES, num_threads=1)
+    # More threads would deal the documents out to segments in another way each time.
+    return index.writer(_HEAP_BYTES, num_threads=1), index.schema
 
 
-def _entry(row: int, texts: Iterable[tuple[str, str]]) -> tantivy.Document:
+def _entry(slot: int, texts: Iterable[tuple[str, str]]) -> tantivy.Document:
     entry = tantivy.Document()
     # As a plain int it would be a signed value, which kills the writer of an unsigned field.
-    entry.add_unsigned("row", row)
+    entry.add_unsigned("slot", slot)
     for field, text in texts:
         entry.add_text(field, text)
     return entry
@@ -105,15 +137,16 @@ def _entry(row: int, texts: Iterable[tuple[str, str]]) -> tantivy.Document:
 
 
 class Views:
-    """The ``ViewBackend`` over a directory that ``write_views`` wrote."""
+    """The ``ViewBackend`` over a directory that a ``ViewsWriter`` wrote and ``rows.npy``."""
 
     waits = False
     fingerprint = "embedded"
 
     def __init__(self, directory: Path, analyzer: Analyzer) -> None:
         self._analyzer = analyzer
-        self._documents = _OpenIndex(directory / "documents", analyzer)
-        self._passages = _OpenIndex(directory / "passages", analyzer)
+        rows = load_rows(directory)
+        self._documents = _OpenIndex(directory / "documents", analyzer, rows)
+        self._passages = _OpenIndex(directory / "passages", analyzer, rows)
 
     @property
     def num_documents(self) -> int:
@@ -162,10 +195,25 @@ class Views:
         return [row for row, _ in ranked]
 
 
+def load_rows(directory: Path) -> NDArray[np.int64] | None:
+    """The row of each slot; None where slots are rows, and in their order in the index.
+
+    Raises:
+        ArtifactError: the file cannot be read.
+    """
+    path = directory / ROWS
+    if not path.exists():
+        return None
+    try:
+        return np.asarray(np.load(path, mmap_mode="r"))
+    except (ValueError, EOFError) as error:
+        raise ArtifactError(f"{path} cannot be read ({error}): build the index again") from None
+
+
 class _OpenIndex:
     """One tantivy index, open for reading."""
 
-    def __init__(self, directory: Path, analyzer: Analyzer) -> None:
+    def __init__(self, directory: Path, analyzer: Analyzer, rows: NDArray[np.int64] | None) -> None:
         try:
             index = tantivy.Index.open(str(directory))
         except ValueError as error:
@@ -177,32 +225,36 @@ class _OpenIndex:
         self.schema = index.schema
         self.searcher = index.searcher()
         self.num_rows = self.searcher.num_docs
+        self._rows = rows
+        # Inside a segment that was written at once tantivy breaks ties in the order of the slots.
+        self._ties_by_row = rows is None
 
     def all_rows(self) -> list[int]:
         """Rows of everything that is indexed."""
         found = self.searcher.search(tantivy.Query.all_query(), max(1, self.num_rows), count=False)
-        addresses = [address for _, address in found.hits]
-        return cast(list[int], self.searcher.fast_field_values("row", addresses))
+        return self._rows_at([address for _, address in found.hits])
+
+    def _rows_at(self, addresses: Sequence[tantivy.DocAddress]) -> list[int]:
+        slots = cast(list[int], self.searcher.fast_field_values("slot", list(addresses)))
+        return slots if self._rows is None else cast(list[int], self._rows[slots].tolist())
 
     def top_rows(
         self, query: tantivy.Query, k: int, at_first: int | None = None
     ) -> list[tuple[int, float]]:
         """The best ``k`` (row, score), each row once; ``at_first`` hits are fetched to begin."""
-        limit = at_first or k
+        # With some to spare a tie at the end need not be fetched again.
+        limit = (at_first or k) + (0 if self._ties_by_row else _SPARE)
         while True:
             hits = self.searcher.search(query, limit, count=False).hits
-            addresses = [address for _, address in hits]
-            rows = cast(list[int], self.searcher.fast_field_values("row", addresses))
+            rows = self._rows_at([address for _, address in hits])
             best: dict[int, float] = {}
             for row, (score, _) in zip(rows, hits, strict=True):
                 best.setdefault(row, score)
             ranked = sorted(best.items(), key=lambda item: (-item[1], item[0]))
             if len(hits) < limit:
                 return ranked[:k]
-            # A tie cut by the limit may hide a row that comes first; inside one segment tantivy
-            # itself breaks ties in row order.
-            in_order = self.searcher.num_segments == 1 or hits[-1][0] < ranked[k - 1][1]
-            if len(ranked) >= k and in_order:
+            # A tie cut by the limit may hide a row that comes first.
+            if len(ranked) >= k and (self._ties_by_row or hits[-1][0] < ranked[k - 1][1]):
                 return ranked[:k]
             limit *= 2
 
