@@ -3,17 +3,18 @@
 import random
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spaniel.corpus.prepare import load_questions
 from spaniel.env.episode import Environment
 from spaniel.errors import ConfigError
 from spaniel.index.build import open_index
-from spaniel.index.dense import DenseEngine, build_dense, open_dense
+from spaniel.index.dense import DenseEngine, open_dense
 from spaniel.index.engine import SearchEngine
 from spaniel.index.fusion import FusedEngine
 from spaniel.index.lexical import LexicalEngine
-from spaniel.index.rerank import RerankedEngine
+from spaniel.index.rerank import RerankedEngine, Reranker
+from spaniel.index.vectors import build_vectors
 from spaniel.policy.base import Policy
 from spaniel.progress import say
 from spaniel.questions.load import select
@@ -22,6 +23,9 @@ from spaniel.renderer import Renderer
 from spaniel.rollout import Runner, seed_of
 from spaniel.run import Run
 from spaniel.types import Question
+
+if TYPE_CHECKING:
+    from spaniel.index.live.engine import LiveEngine
 
 
 class Workbench:
@@ -66,19 +70,23 @@ class Workbench:
 
     @cached_property
     def lexical(self) -> LexicalEngine:
-        """The embedded three-view engine."""
+        """The embedded three-view engine; the scores of bm25s are made where they are missing."""
         self.run.outputs("index")
-        return open_index(
-            self.run.path("index", "lexical"),
-            self.recipe.index,
-            snippet_words=self.recipe.env.snippet_words,
-        )
+        directory, cfg = self.run.path("index", "lexical"), self.recipe.index
+        snippet_words = self.recipe.env.snippet_words
+        if cfg.backend == "tantivy":
+            return open_index(directory, cfg, snippet_words=snippet_words)
+        from spaniel.index.bm25s_build import build_bm25s
+        from spaniel.index.bm25s_views import open_bm25s
+
+        build_bm25s(directory, cfg)
+        return open_bm25s(directory, cfg, snippet_words=snippet_words)
 
     @cached_property
     def dense(self) -> DenseEngine:
         """The vector engine over the same documents; texts are encoded once."""
         cfg = self.recipe.index
-        build_dense(self.run.path("index", "lexical"), cfg)
+        build_vectors(self.run.path("index", "lexical"), cfg)
         return open_dense(self.run.path("index", "lexical"), cfg, lexical=self.lexical)
 
     @cached_property
@@ -111,20 +119,60 @@ class Workbench:
             views=lambda analyzer, content: SphinxViews(cfg, analyzer, content=content),
         )
 
-    @property
-    def engine(self) -> SearchEngine:
-        """The engine that the policy's ``search`` asks."""
-        engine: SearchEngine = getattr(self, self.recipe.index.engine)
-        return engine if self.recipe.index.llm_rerank is None else self._llm_reranked
+    @cached_property
+    def opensearch(self) -> LexicalEngine:
+        """The three views on a cluster; texts and snippets from here."""
+        from spaniel.index.remote.opensearch import OpenSearchViews
+
+        cfg = self.recipe.index.opensearch
+        if cfg is None:
+            raise ConfigError("index.engine is opensearch: set index.opensearch")
+        self.run.outputs("index")
+        return open_index(
+            self.run.path("index", "lexical"),
+            self.recipe.index,
+            snippet_words=self.recipe.env.snippet_words,
+            views=lambda analyzer, content: OpenSearchViews(cfg, analyzer, content=content),
+        )
 
     @cached_property
-    def _llm_reranked(self) -> RerankedEngine:
-        from spaniel.index.llm_rerank import LlmReranker
+    def live(self) -> "LiveEngine":
+        """The web, through a search API; needs no index."""
+        from spaniel.index.live.engine import LiveEngine
 
-        cfg = self.recipe.index.llm_rerank
-        assert cfg is not None
+        if self.recipe.index.live is None:
+            raise ConfigError("set index.live: the web-search API to ask")
+        return LiveEngine(self.recipe.index.live)
+
+    @property
+    def first_stage(self) -> SearchEngine:
+        """The engine of ``index.engine``, before any reranker."""
         engine: SearchEngine = getattr(self, self.recipe.index.engine)
-        return RerankedEngine(engine, LlmReranker(cfg), candidates=cfg.candidates)
+        return engine
+
+    @cached_property
+    def reranker(self) -> Reranker:
+        """The cross-encoder of ``index.rerank``."""
+        from spaniel.index.cross_encoder import CrossEncoderReranker
+
+        cfg = self.recipe.index
+        if cfg.rerank is None:
+            raise ConfigError("set index.rerank: the cross-encoder")
+        return CrossEncoderReranker(cfg.rerank, max_tokens=cfg.max_rerank_tokens)
+
+    @cached_property
+    def engine(self) -> SearchEngine:
+        """The engine that the policy's ``search`` asks: found, then put in order by the
+        cross-encoder and by the language model, where they are set."""
+        cfg, engine = self.recipe.index, self.first_stage
+        if cfg.rerank is not None:
+            engine = RerankedEngine(engine, self.reranker, cfg.rerank_candidates)
+        if cfg.llm_rerank is not None:
+            from spaniel.index.llm_rerank import LlmReranker
+
+            llm = LlmReranker(cfg.llm_rerank)
+            engine = RerankedEngine(engine, llm, candidates=cfg.llm_rerank.candidates)
+        return engine
 
     @cached_property
     def environment(self) -> Environment:
@@ -219,6 +267,7 @@ class Workbench:
     def settings(self, *names: str) -> dict[str, Any]:
         """Recipe sections as stage inputs; the seed always belongs to them."""
         dump = self.recipe.model_dump(mode="json")
+        dump["index"] = self.recipe.index.search_settings()
         return {"seed": dump["seed"], **{name: dump[name] for name in names}}
 
     @property

@@ -1,4 +1,5 @@
 import hashlib
+import json
 
 import numpy as np
 import pytest
@@ -10,9 +11,12 @@ from tests.index.conftest import FRUIT, document
 from spaniel.config import IndexConfig
 from spaniel.corpus.encoder import SentenceEncoder, model_path
 from spaniel.errors import ArtifactError, ConfigError, DataError, QueryError
+from spaniel.index import vectors
 from spaniel.index.build import build_index, open_index
-from spaniel.index.dense import build_dense, open_dense, text_of, top_rows, vectors_directory
+from spaniel.index.dense import open_dense, top_rows
 from spaniel.index.engine import SearchEngine
+from spaniel.index.nearest import NEAREST
+from spaniel.index.vectors import build_vectors, text_of, vectors_directory
 
 CFG = IndexConfig()
 
@@ -54,7 +58,7 @@ def index(tmp_path):
 
 @pytest.fixture
 def engine(index, encoder):
-    build_dense(index, CFG, encoder=encoder)
+    build_vectors(index, CFG, encoder=encoder)
     return open_dense(index, CFG, encoder=encoder)
 
 
@@ -87,9 +91,8 @@ def test_phrases_and_site_are_constraints(engine):
 def test_equal_texts_tie_by_docid(tmp_path, encoder):
     docs = [document(d, "the same") for d in ("c", "a", "b")]
     build_index(docs, tmp_path / "index", CFG)
-    build_dense(tmp_path / "index", CFG, encoder=encoder)
-    # One "size" probe and one text: equal texts are encoded once.
-    assert encoder.encoded == ["size", "the same"]
+    build_vectors(tmp_path / "index", CFG, encoder=encoder)
+    assert encoder.encoded == ["the same"]
     hits = open_dense(tmp_path / "index", CFG, encoder=encoder).search("x", 2)
     assert [h.docid for h in hits] == ["a", "b"]
 
@@ -104,13 +107,13 @@ def test_no_words_find_nothing_and_bad_arguments_are_refused(engine):
 
 
 def test_what_was_encoded_is_never_encoded_again(index, encoder):
-    assert build_dense(index, CFG, encoder=encoder) == len(FRUIT)
-    assert build_dense(index, CFG, encoder=encoder) == 0
+    assert build_vectors(index, CFG, encoder=encoder) == len(FRUIT)
+    assert build_vectors(index, CFG, encoder=encoder) == 0
     before = np.load(vectors_directory(index) / "vectors.npy")
     encoder.encoded.clear()
     build_index([*FRUIT[1:], document("new", "A new text.")], index, CFG)
-    assert build_dense(index, CFG, encoder=encoder) == 1
-    assert encoder.encoded == ["size", "A new text."]
+    assert build_vectors(index, CFG, encoder=encoder) == 1
+    assert encoder.encoded == ["A new text."]
     after = open_dense(index, CFG, encoder=encoder)
     old_rows = [sorted(d.docid for d in FRUIT).index(d.docid) for d in FRUIT[1:]]
     new_rows = [after.lexical.texts.row(d.docid) for d in FRUIT[1:]]
@@ -118,15 +121,15 @@ def test_what_was_encoded_is_never_encoded_again(index, encoder):
 
 
 def test_another_encoder_encodes_everything_anew(index, encoder):
-    build_dense(index, CFG, encoder=encoder)
+    build_vectors(index, CFG, encoder=encoder)
     with pytest.raises(ArtifactError, match="made by another encoder"):
         open_dense(index, CFG, encoder=HashEncoder("other"))
-    assert build_dense(index, CFG, encoder=HashEncoder("other", size=4)) == len(FRUIT)
+    assert build_vectors(index, CFG, encoder=HashEncoder("other", size=4)) == len(FRUIT)
     assert open_dense(index, CFG, encoder=HashEncoder("other")).vectors.shape == (len(FRUIT), 4)
 
 
 def test_vectors_of_an_older_index_are_refused(index, encoder):
-    build_dense(index, CFG, encoder=encoder)
+    build_vectors(index, CFG, encoder=encoder)
     changed = [document("apple", "Other text."), *FRUIT[1:]]
     build_index(changed, index, CFG)
     with pytest.raises(ArtifactError, match="vectors are of other documents"):
@@ -148,16 +151,126 @@ def test_missing_vectors_say_what_makes_them(index, encoder):
 )
 def test_a_broken_encoder_is_an_error_and_leaves_nothing(index, broken, message):
     with pytest.raises(DataError, match=message):
-        build_dense(index, CFG, encoder=HashEncoder(broken=broken))
+        build_vectors(index, CFG, encoder=HashEncoder(broken=broken))
     assert not vectors_directory(index).exists()
 
 
 def test_the_fingerprint_follows_documents_and_encoder(index, engine):
     lexical = open_index(index)
     other = HashEncoder("other")
-    build_dense(index, CFG, encoder=other)
+    build_vectors(index, CFG, encoder=other)
     assert len({engine.fingerprint, lexical.fingerprint}) == 2
     assert open_dense(index, CFG, encoder=other).fingerprint != engine.fingerprint
+
+
+# --- going on after an interruption -------------------------------------------------------
+
+
+def test_what_was_encoded_before_an_interruption_is_kept(tmp_path, monkeypatch, encoder):
+    monkeypatch.setattr(vectors, "_CHUNK", 4)
+    docs = [document(f"{i:02}", f"text {i}") for i in range(20)]
+    build_index(docs, tmp_path / "index", CFG)
+    encode = encoder.encode_documents
+
+    def dying(texts):
+        if len(encoder.encoded) > 9:
+            raise KeyboardInterrupt
+        return encode(texts)
+
+    encoder.encode_documents = dying
+    with pytest.raises(KeyboardInterrupt):
+        build_vectors(tmp_path / "index", CFG, encoder=encoder)
+    assert not vectors_directory(tmp_path / "index").exists()
+    before, encoder.encode_documents = list(encoder.encoded), encode
+    # A document that came meanwhile does not matter: what is kept goes by the text.
+    build_index([*docs, document("00a", "between")], tmp_path / "index", CFG)
+    assert build_vectors(tmp_path / "index", CFG, encoder=encoder) == 21 - len(before)
+    assert len(encoder.encoded) == len(set(encoder.encoded)) == 21
+    engine = open_dense(tmp_path / "index", CFG, encoder=encoder)
+    for row, doc in enumerate(engine.lexical.texts):
+        assert engine.vectors[row] == pytest.approx(encoder.encode_queries([text_of(doc)])[0])
+    kept = sorted(p.name for p in vectors_directory(tmp_path / "index").iterdir())
+    assert kept == ["hashes.npy", "manifest.json", "vectors.npy"]
+
+
+def test_a_record_cut_short_by_a_crash_is_encoded_again(tmp_path):
+    hashes = np.arange(48, dtype=np.uint8).reshape(3, 16)
+    values = np.arange(6, dtype=np.float32).reshape(3, 2)
+    log = vectors._EncodedLog(tmp_path / "log")
+    log.append(hashes[:2], values[:2])
+    log.append(hashes[2:], values[2:])
+    whole = (tmp_path / "log").read_bytes()
+    for size in (len(whole) - 1, len(whole) - 23, 5, 0):
+        (tmp_path / "log").write_bytes(whole[:size])
+        again = vectors._EncodedLog(tmp_path / "log")
+        left = [bytes(h) in again for h in hashes]
+        assert left == [size > 56 - 8, size > 56 - 8, False]
+        again.append(hashes[~np.array(left)], values[~np.array(left)])
+        assert np.array_equal(list(again.lookup(hashes)), values)
+
+
+# --- approximate search -------------------------------------------------------------------
+
+
+@pytest.fixture
+def many(tmp_path):
+    encoder = HashEncoder(size=16)
+    docs = [document(f"{i:04}", f"text {i}", url=f"http://{i % 7}.org/") for i in range(900)]
+    build_index(docs, tmp_path / "index", CFG)
+    return tmp_path / "index", encoder
+
+
+def test_approximate_search_finds_what_exact_search_finds(many):
+    pytest.importorskip("usearch", reason="needs spaniel[dense]")
+    index, encoder = many
+    build_vectors(index, CFG, encoder=encoder)
+    exact = open_dense(index, CFG, encoder=encoder)
+    cfg = IndexConfig(approximate_from=900, approximate_recall=0.97)
+    encoder.encoded.clear()
+    assert build_vectors(index, cfg, encoder=encoder) == 0
+    assert encoder.encoded == []
+    approximate = open_dense(index, cfg, encoder=encoder)
+    assert exact.nearest is None
+    assert len(approximate.nearest) == 900
+    assert exact.fingerprint != approximate.fingerprint
+    found = 0
+    for number in range(50):
+        ours, theirs = (e.search(f"query {number}", 10) for e in (approximate, exact))
+        assert len(ours) == 10
+        common = {h.docid: h.score for h in theirs}
+        found += sum(h.docid in common for h in ours)
+        # Scores are those of the whole vectors, not of the graph's.
+        for hit in ours:
+            assert hit.score == pytest.approx(common.get(hit.docid, hit.score), abs=1e-6)
+    assert found / 500 >= 0.93
+    manifest = json.loads((vectors_directory(index) / "manifest.json").read_text())
+    assert manifest["nearest"]["recall"] >= 0.97
+
+
+def test_constraints_are_met_exactly_by_an_approximate_engine(many):
+    pytest.importorskip("usearch", reason="needs spaniel[dense]")
+    index, encoder = many
+    build_vectors(index, CFG, encoder=encoder)
+    exact = open_dense(index, CFG, encoder=encoder)
+    cfg = IndexConfig(approximate_from=1)
+    build_vectors(index, cfg, encoder=encoder)
+    approximate = open_dense(index, cfg, encoder=encoder)
+    for query in ("a site:3.org", '"text 17" b'):
+        assert approximate.search(query, 20) == exact.search(query, 20)
+
+
+def test_a_graph_that_is_missing_or_broken_is_an_artifact_error(many):
+    pytest.importorskip("usearch", reason="needs spaniel[dense]")
+    index, encoder = many
+    cfg = IndexConfig(approximate_from=1)
+    build_vectors(index, cfg, encoder=encoder)
+    path = vectors_directory(index) / NEAREST
+    path.write_bytes(b"no graph")
+    with pytest.raises(ArtifactError, match=r"nearest\.usearch"):
+        open_dense(index, cfg, encoder=encoder)
+    path.unlink()
+    with pytest.raises(ArtifactError, match=r"nearest\.usearch is missing"):
+        open_dense(index, cfg, encoder=encoder)
 
 
 @given(
@@ -171,7 +284,10 @@ def test_top_rows_equal_a_full_sort(scores, k, data):
     expected = sorted(
         ((r, round(float(scores[r]), 6)) for r in chosen), key=lambda x: (-x[1], x[0])
     )
-    found = top_rows(scores, k, None if rows is None else np.array(rows, dtype=np.int64))
+    if rows is None:
+        found = top_rows(scores, k)
+    else:
+        found = top_rows(scores[rows], k, np.array(rows, dtype=np.int64))
     assert found == [(r, pytest.approx(s)) for r, s in expected[:k]]
 
 
@@ -204,7 +320,7 @@ def test_minilm_finds_what_means_the_same(tmp_path):
         document("sea", "Waves break upon the shore."),
     ]
     build_index(docs, tmp_path / "index", CFG)
-    assert build_dense(tmp_path / "index", CFG) == 3
+    assert build_vectors(tmp_path / "index", CFG) == 3
     engine = open_dense(tmp_path / "index", CFG)
     assert engine.vectors.shape == (3, 384)
     assert np.linalg.norm(engine.vectors, axis=1) == pytest.approx(np.ones(3), abs=1e-5)

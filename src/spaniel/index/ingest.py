@@ -75,8 +75,8 @@ def _append(
     state: _State,
 ) -> ContentHash:
     content = ContentHash(state.content)
-    records = ((document.docid, encode(document)) for document in documents)
-    codec, records = _codec(directory, records)
+    incoming = ((document.docid, encode(document)) for document in documents)
+    codec, records = _codec(directory, incoming)
     for docid, record in records:
         if not docid:
             raise DataError(f"document {state.count + 1} has an empty docid")

@@ -23,8 +23,8 @@ from torch import Tensor
 from spaniel.corpus.encoder import MINILM, hash_of_files, model_path, quiet_transformers
 from spaniel.corpus.extras import import_extra
 from spaniel.errors import ConfigError
-from spaniel.index.dense import text_of
 from spaniel.index.engine import SearchEngine
+from spaniel.index.vectors import text_of
 from spaniel.progress import Progress
 from spaniel.store import hash_of, publish_directory
 from spaniel.types import Document, Hit, Question
