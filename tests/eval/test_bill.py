@@ -33,7 +33,8 @@ def test_a_hand_computed_bill():
         "a query: 2,000 prompt and 100 completion tokens, 0.80 s to the answer, 0.90 s of the "
         "machine: $0.00050",
         "the same tokens from big model at $3.00 and $15.00 a million: $0.0075",
-        "training has paid for itself after 572 queries",
+        "training costs as much as 572 such queries to the endpoint; whether they are worth it, "
+        "the table above says",
     ]
 
 

@@ -55,7 +55,8 @@ class Bill:
     api_query_usd: float
     """The same prompt and completion tokens, billed per token, without a prompt cache."""
     break_even_queries: int | None
-    """Queries after which training has paid for itself; None when the endpoint is not dearer."""
+    """Queries after which the endpoint has cost more than training and as many queries here;
+    None when the endpoint is not dearer. Says nothing about the quality of either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +135,10 @@ def bill_lines(bill: Bill) -> list[str]:
     if bill.break_even_queries is None:
         lines.append("at these prices the endpoint is not dearer: training never pays for itself")
     else:
-        lines.append(f"training has paid for itself after {bill.break_even_queries:,} queries")
+        lines.append(
+            f"training costs as much as {bill.break_even_queries:,} such queries to the endpoint; "
+            "whether they are worth it, the table above says"
+        )
     return lines
 
 
