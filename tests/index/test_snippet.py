@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from spaniel.index.analysis import Analyzer
 from spaniel.index.characters import fold
 from spaniel.index.query import parse_query
-from spaniel.index.snippet import Snippets
+from spaniel.index.snippet import Snippets, highlights
 
 analyzer = Analyzer("english")
 FILLER = "Nothing to be seen in this sentence at all. "
@@ -173,3 +173,48 @@ def test_an_excerpt_holds_a_query_word_if_the_text_does(text, query, budget):
 @given(st.text(st.characters(), max_size=60))
 def test_folding_keeps_places(text):
     assert len(fold(text)) == len(text)
+
+
+# --- places -------------------------------------------------------------------------------
+
+
+def shown(text, query, max_words=48):
+    """(excerpt, highlighted pieces)."""
+    found = Snippets(analyzer, lambda term: 1.0, max_words=max_words).excerpt(
+        parse_query(query), text
+    )
+    return text[found.start : found.end], [text[a:b] for a, b in found.highlights]
+
+
+def test_highlights_are_the_words_and_phrases_of_the_query():
+    text = FILLER * 20 + "The Apples of 東京 grow; an apple tree, a red apple. " + FILLER * 20
+    excerpt_text, pieces = shown(text, 'apple "red apple" 東京', 20)
+    assert pieces == ["Apples", "東京", "apple", "red apple"]
+    assert all(piece in excerpt_text for piece in pieces)
+
+
+def test_overlapping_finds_are_one_highlight():
+    assert shown("the big red apple", '"big red" "red apple"')[1] == ["big red apple"]
+
+
+def test_places_are_code_points_of_the_text():
+    text = "  \U0001f34e\U0001f34e Äpfel\u0301 apple "
+    found = Snippets(analyzer, lambda term: 1.0).excerpt(parse_query("apple"), text)
+    assert text[found.start : found.end] == text.strip()
+    assert [text[a:b] for a, b in found.highlights] == ["apple"]
+
+
+def test_a_text_alone_can_be_highlighted():
+    spans = highlights(analyzer, parse_query("growing tree"), "Trees grow.")
+    assert spans == ((0, 5), (6, 10))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.one_of(pieces.map("".join), st.text(max_size=80)), queries, st.integers(0, 12))
+def test_the_span_is_the_excerpt_and_highlights_lie_inside_in_order(text, query, budget):
+    snippets = Snippets(analyzer, lambda term: 1.0, max_words=budget)
+    found = snippets.excerpt(parse_query(query), text)
+    assert text[found.start : found.end] == snippets.of_query(parse_query(query))(text)
+    edges = [found.start, *(edge for span in found.highlights for edge in span), found.end]
+    assert edges == sorted(edges)
+    assert all(start < end for start, end in found.highlights)

@@ -48,6 +48,17 @@ class _Find:
     """Number of the term; phrases count on behind the words."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excerpt:
+    """A piece of a text, with what was sought in it. Places are code points of the text."""
+
+    start: int
+    end: int
+    highlights: tuple[tuple[int, int], ...]
+    """(start, end) of the query's words and phrases inside the excerpt, in order; overlapping ones
+    are one."""
+
+
 class Snippets:
     """Makes excerpts.
 
@@ -67,13 +78,25 @@ class Snippets:
     def of_query(self, query: Query) -> Callable[[str], str]:
         """What cuts the excerpt for this query from any text."""
         finder = _Finder(self.analyzer, self.idf, query)
-        return lambda text: self._excerpt(text, finder)
 
-    def _excerpt(self, text: str, finder: "_Finder") -> str:
+        def excerpt(text: str) -> str:
+            start, end = self._span(text, finder)
+            return text[start:end]
+
+        return excerpt
+
+    def excerpt(self, query: Query, text: str) -> Excerpt:
+        """The excerpt for a query with its place and what it shows of the query."""
+        finder = _Finder(self.analyzer, self.idf, query)
+        start, end = self._span(text, finder)
+        return Excerpt(start=start, end=end, highlights=_merged(finder, text, start, end))
+
+    def _span(self, text: str, finder: "_Finder") -> tuple[int, int]:
         if self.max_words == 0:
-            return ""
+            return 0, 0
         if next(islice(WORD.finditer(text), self.max_words, None), None) is None:
-            return text.strip()
+            start = len(text) - len(text.lstrip())
+            return start, max(start, len(text.rstrip()))
         folded = fold(text)
         finds = finder.finds(folded)
         if not finds:
@@ -83,6 +106,23 @@ class Snippets:
             window = finder.best_window(finds, numbers, size)
             finds, numbers = finds[window], numbers[window]
         return _cut(text, finds[0].start, max(find.end for find in finds), self.max_words)
+
+
+def highlights(analyzer: Analyzer, query: Query, text: str) -> tuple[tuple[int, int], ...]:
+    """(start, end) in code points of the query's words and phrases in a text."""
+    return _merged(_Finder(analyzer, lambda term: 1.0, query), text, 0, len(text))
+
+
+def _merged(finder: "_Finder", text: str, start: int, end: int) -> tuple[tuple[int, int], ...]:
+    spans: list[tuple[int, int]] = []
+    for find in finder.finds(fold(text)):
+        if find.start < start or find.end > end:
+            continue
+        if spans and find.start < spans[-1][1]:
+            spans[-1] = (spans[-1][0], max(spans[-1][1], find.end))
+        else:
+            spans.append((find.start, find.end))
+    return tuple(spans)
 
 
 class _Finder:
@@ -195,8 +235,8 @@ def _word_numbers(folded: str, places: list[int]) -> list[int]:
     return numbers
 
 
-def _cut(text: str, start: int, end: int, max_words: int) -> str:
-    """At most ``max_words`` words of the text with ``start:end`` in them."""
+def _cut(text: str, start: int, end: int, max_words: int) -> tuple[int, int]:
+    """The span of at most ``max_words`` words of the text with ``start:end`` in them."""
     reach = max_words * _CHARS_PER_WORD
     low, high = _between_words(text, start - reach, end + reach)
     words = [match.span() for match in WORD.finditer(text, low, high)]
@@ -210,7 +250,7 @@ def _cut(text: str, start: int, end: int, max_words: int) -> str:
         begin -= 1
     while splits_grapheme(text, stop):
         stop += 1
-    return text[begin:stop]
+    return begin, stop
 
 
 def _between_words(text: str, low: int, high: int) -> tuple[int, int]:
