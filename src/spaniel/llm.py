@@ -12,7 +12,6 @@ errors with back-off; this file adds what the SDK does not have:
 import asyncio
 import json
 import os
-import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from spaniel.cache import TextCache
 from spaniel.config import EndpointConfig
 from spaniel.errors import ConfigError, EndpointError
 from spaniel.store import hash_of
@@ -229,36 +229,23 @@ class LlmClient:
 
 
 class AnswerCache:
-    """Answers by the hash of their request, in one SQLite file that several processes may share."""
+    """Replies by the hash of their request. Raises ``ConfigError`` as ``TextCache``."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = threading.Lock()
-        try:
-            self._db = sqlite3.connect(path, check_same_thread=False, timeout=60)
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute(
-                "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, reply TEXT NOT NULL)"
-            )
-            self._db.commit()
-        except sqlite3.DatabaseError as error:
-            raise ConfigError(f"{path} is no cache of answers: {error}") from None
+        self._texts = TextCache(path)
 
     def get(self, key: str) -> Reply | None:
         """The answer, if it is there."""
-        with self._lock:
-            row = self._db.execute("SELECT reply FROM answers WHERE key = ?", (key,)).fetchone()
-        return Reply(**json.loads(row[0])) if row else None
+        text = self._texts.get(key)
+        return Reply(**json.loads(text)) if text is not None else None
 
     def put(self, key: str, reply: Reply) -> None:
         """Keep an answer; on disk when this returns."""
-        text = json.dumps(asdict(reply))
-        with self._lock, self._db:
-            self._db.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", (key, text))
+        self._texts.put({key: json.dumps(asdict(reply))})
 
     def close(self) -> None:
         """Close the file."""
-        self._db.close()
+        self._texts.close()
 
 
 def _sdk() -> Any:

@@ -10,7 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from spaniel.config import BaseConfig, Recipe, SFTConfig
+from spaniel.config import BaseConfig, IndexConfig, Recipe, SFTConfig
+from spaniel.corpus.encoder import hash_of_files
 from spaniel.corpus.prepare import load_corpus, load_questions, prepare_corpus
 from spaniel.errors import ArtifactError, DataError
 from spaniel.index.build import build_index
@@ -68,9 +69,15 @@ def make_index(run: Run) -> dict[str, Any]:
             build_bm25s(directory, cfg)
         return index_outputs(manifest)
 
-    return run.stage(
-        "index", settings={"index": cfg.model_dump(mode="json")}, needs=("corpus",), make=make
-    )
+    settings = {"index": cfg.search_settings(), **_models_of(cfg)}
+    return run.stage("index", settings=settings, needs=("corpus",), make=make)
+
+
+def _models_of(cfg: IndexConfig) -> dict[str, Any]:
+    """Hashes of the encoder and the reranker that lie in directories: they can be trained anew."""
+    named = {"encoder": cfg.encoder, "rerank": cfg.rerank}
+    paths = {name: Path(path) for name, path in named.items() if path and Path(path).is_dir()}
+    return {"models": {n: hash_of_files(p) for n, p in paths.items()}} if paths else {}
 
 
 def index_outputs(manifest: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "spaniel"
 LAYERS = [
     {"types", "errors", "__init__"},
     {"config", "progress", "world"},
-    {"store"},
+    {"store", "cache"},
     {"corpus", "llm"},
     {"index"},
     {"env", "chat_template"},

@@ -16,8 +16,9 @@ from spaniel.config import EnvConfig, HttpConfig
 from spaniel.env.episode import Environment
 from spaniel.errors import ArtifactError, ConfigError, QueryError, ToolError
 from spaniel.index.engine import SearchEngine
-from spaniel.index.remote import http
-from spaniel.index.remote.http import Breaker, HttpEngine
+from spaniel.index.remote import retry
+from spaniel.index.remote.http import HttpEngine
+from spaniel.index.remote.retry import Breaker
 from spaniel.index.server import MAX_BODY_BYTES, SearchServer, serve
 from spaniel.types import Document, FinishReason, Question
 
@@ -60,7 +61,7 @@ def running():
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(http, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(retry, "FIRST_PAUSE_S", 0.001)
 
 
 CLIENTS = []
@@ -302,7 +303,7 @@ def test_a_server_that_does_not_answer_in_time_is_a_tool_error(faulty):
 
 def test_after_many_failures_calls_fail_at_once_until_one_works(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(http.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(retry.time, "monotonic", lambda: now[0])
     breaker = Breaker(2, 5.0)
     breaker.failed("a")
     breaker.check("u")

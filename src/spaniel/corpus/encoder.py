@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from spaniel.corpus.extras import import_extra
 from spaniel.errors import ConfigError
-from spaniel.store import hash_of
+from spaniel.store import MANIFEST, hash_of
 
 MINILM = "minilm"
 Encode = Callable[[Sequence[str]], NDArray[np.floating[Any]]]
@@ -75,7 +75,7 @@ class SentenceEncoder:
                 weights = hash_of_files(Path(self.path))
             else:
                 with self._lock:
-                    weights = _hash_of_weights(self._model())
+                    weights = hash_of_weights(self._model())
             self._fingerprint = hash_of([weights, self.max_tokens])
         return self._fingerprint
 
@@ -101,18 +101,25 @@ class SentenceEncoder:
 
     def _model(self) -> Any:
         if self._loaded is None:
-            library = import_extra("sentence_transformers", "dense")
-            local = Path(self.path).is_dir()
-            try:
-                with quiet_transformers():
-                    self._loaded = library.SentenceTransformer(
-                        self.path, device=self.device, local_files_only=local
-                    )
-            except (OSError, ValueError) as error:
-                reason = str(error).strip().split("\n")[0]
-                raise ConfigError(f"cannot load the encoder {self.path}: {reason}") from error
+            self._loaded = load_sentence_transformer(self.path, device=self.device)
             self._loaded.max_seq_length = self.max_tokens
         return self._loaded
+
+
+def load_sentence_transformer(path: str, *, device: str | None = None) -> Any:
+    """A ``SentenceTransformer`` from a directory or the hub.
+
+    Raises:
+        ConfigError: sentence-transformers is missing, or there is no such model.
+    """
+    library = import_extra("sentence_transformers", "dense")
+    local = Path(path).is_dir()
+    try:
+        with quiet_transformers():
+            return library.SentenceTransformer(path, device=device, local_files_only=local)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise ConfigError(f"cannot load the encoder {path}: {reason}") from error
 
 
 def model_path(name: str) -> str:
@@ -135,9 +142,13 @@ def model_path(name: str) -> str:
 
 
 def hash_of_files(directory: Path) -> str:
-    """Hash of a model directory's weights, settings and vocabulary: 16 hex digits."""
+    """Hash of a model directory's weights, settings and vocabulary: 16 hex digits.
+
+    Its manifest is left out: the same weights are the same model, whoever made them and when.
+    """
     digest = hashlib.sha256()
-    for path in sorted({p for pattern in _WEIGHT_FILES for p in directory.rglob(pattern)}):
+    found = {p for pattern in _WEIGHT_FILES for p in directory.rglob(pattern)}
+    for path in sorted(p for p in found if p.name != MANIFEST):
         digest.update(str(path.relative_to(directory)).encode())
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
@@ -157,7 +168,8 @@ def quiet_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _hash_of_weights(model: Any) -> str:
+def hash_of_weights(model: Any) -> str:
+    """Hash of a loaded model's parameters and buffers: 16 hex digits."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())

@@ -12,7 +12,7 @@ from spaniel.env.dialects import DIALECTS, parse_turn
 from spaniel.env.evidence import Extractor, make_extractor
 from spaniel.env.tools import FINDER_TOOLS, CallError, CallProblem, Tool, check_call
 from spaniel.errors import QueryError, ToolError, boundary
-from spaniel.index.engine import ContextEngine, SearchEngine
+from spaniel.index.engine import ContextEngine, SearchEngine, headings
 from spaniel.index.query import parse_query
 from spaniel.store import hash_of
 from spaniel.types import Document, FinishReason, Hit, Message, Question, ToolCall
@@ -214,7 +214,7 @@ class Episode:
         lines: list[str] = []
         left = longest = max(room - len(note), 0)
         with boundary(ToolError, "read"):
-            documents = self.environment.engine.read_batch([hit.docid for hit in hits])
+            documents = headings(self.environment.engine, [hit.docid for hit in hits])
         for hit, document in zip(hits, documents, strict=True):
             # The id stands after the title it belongs to: copying it is one induction step.
             head = f"{flat(document.title)} [{self.aliases.show(hit.docid)}]"

@@ -8,6 +8,7 @@ from typing import Any
 
 from spaniel.errors import ConfigError
 from spaniel.index.engine import SearchEngine
+from spaniel.index.hard_negatives import query_of
 from spaniel.index.lexical import LexicalEngine
 from spaniel.index.rerank import RerankedEngine
 from spaniel.types import Question
@@ -29,7 +30,7 @@ def bm25_lists(engine: LexicalEngine, questions: Sequence[Question], k: int) -> 
     found, seconds = {}, {}
     for question in questions:
         started = time.perf_counter()
-        hits = engine.search_view("document", as_keywords(question), k)
+        hits = engine.search_view("document", query_of(question), k)
         seconds[question.qid] = time.perf_counter() - started
         found[question.qid] = [hit.docid for hit in hits]
     return Lists(lists=found, latency_s=seconds, made_by={"engine": engine.fingerprint})
@@ -40,15 +41,10 @@ def searched_lists(engine: SearchEngine, questions: Sequence[Question], k: int) 
     found, seconds = {}, {}
     for question in questions:
         started = time.perf_counter()
-        hits = engine.search(as_keywords(question), k)
+        hits = engine.search(query_of(question), k)
         seconds[question.qid] = time.perf_counter() - started
         found[question.qid] = [hit.docid for hit in hits]
     return Lists(lists=found, latency_s=seconds, made_by={"engine": engine.fingerprint})
-
-
-def as_keywords(question: Question) -> str:
-    """The question as a query: a quoted title in it is words, not a constraint."""
-    return question.text.replace('"', " ")
 
 
 def tuned_reranker(

@@ -19,6 +19,8 @@ from spaniel.eval.rows import SystemResult, from_fused, from_groups, from_lists
 from spaniel.eval.runs import write_qrels, write_run
 from spaniel.eval.table import format_table
 from spaniel.index.fusion import rrf
+from spaniel.index.rerank import RerankedEngine
+from spaniel.index.trained_on import refuse_if_trained_on
 from spaniel.progress import say
 from spaniel.rollout import Runner, seed_of
 from spaniel.run import commit
@@ -59,10 +61,17 @@ class Evaluation:
         self._lists("vector", searched_lists(dense, self.questions, self.cfg.k))
         self._lists("hybrid", searched_lists(self.bench.hybrid, self.questions, self.cfg.k))
         self._lists("vector+reranker", self._reranked())
+        if self.bench.recipe.index.rerank is not None:
+            own = searched_lists(self.bench.engine, self.questions, self.cfg.k)
+            self._lists("search+reranker", own)
 
     def _reranked(self) -> Lists:
         from spaniel.eval.baselines import tuned_reranker
 
+        cfg = self.bench.recipe.index
+        if cfg.rerank is not None:
+            reranked = RerankedEngine(self.bench.dense, self.bench.reranker, cfg.rerank_candidates)
+            return searched_lists(reranked, self.questions, self.cfg.k)
         engine = tuned_reranker(
             self.bench.dense,
             self.bench.sample(
@@ -188,12 +197,14 @@ def evaluate(bench: "Workbench") -> dict[str, Any]:
     """Run every system, write ``results.json``, TREC runs and ``report.html``; print the table.
 
     Raises:
-        ArtifactError: nothing is trained yet and no baseline could run, or a run to compare
-            with has no training curve.
+        ArtifactError: nothing is trained yet and no baseline could run, a run to compare with
+            has no training curve, or encoder or reranker learned from a held-out question.
     """
     run, recipe = bench.run, bench.recipe
     curves = training_curves(run.directory, recipe.eval.compare_with)
     evaluation = Evaluation(bench)
+    for model in filter(None, (recipe.index.encoder, recipe.index.rerank)):
+        refuse_if_trained_on(model, evaluation.questions)
     targets = {q.qid: q.targets for q in evaluation.questions}
     write_qrels(evaluation.directory / "qrels.txt", targets)
     evaluation.classical()

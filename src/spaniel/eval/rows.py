@@ -14,6 +14,7 @@ SYSTEMS = (
     r"vector",
     r"hybrid",
     r"vector\+reranker",
+    r"search\+reranker",
     r"policy-start",
     r"policy-sft",
     r"policy-rl",
@@ -68,7 +69,7 @@ def system_rank(system: str) -> int:
     for rank, pattern in enumerate(SYSTEMS):
         if re.fullmatch(pattern, system):
             return rank
-    names = ", ".join(p.replace("\\", "") for p in SYSTEMS[:7])
+    names = ", ".join(p.replace("\\", "") for p in SYSTEMS[:8])
     raise ConfigError(
         f"a system must be one of {names}, policy-rl-rrf<N>, api:<model>; got {system!r}"
     )

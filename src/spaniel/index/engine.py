@@ -48,3 +48,19 @@ class ContextEngine(SearchEngine, Protocol):
     def search_for(self, query: str, k: int, context: str) -> list[Hit]:
         """``search`` for somebody whose task and earlier steps are ``context``."""
         ...
+
+
+@runtime_checkable
+class HeadingEngine(SearchEngine, Protocol):
+    """An engine to which reading is dear, and which knows without it what a hit is called."""
+
+    def headings(self, docids: Sequence[str]) -> list[Document]:
+        """Each document without its text. Raises ``KeyError``."""
+        ...
+
+
+def headings(engine: SearchEngine, docids: Sequence[str]) -> list[Document]:
+    """Title and URL of documents, for a list of results; the text may be missing."""
+    if isinstance(engine, HeadingEngine):
+        return engine.headings(docids)
+    return engine.read_batch(docids)

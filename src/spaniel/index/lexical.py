@@ -74,7 +74,9 @@ class LexicalEngine:
         ]
         # Rows are in docid order: ties by row are ties by docid.
         fused = rrf(rankings, self._rank_constant, self._weights)
-        return self.hits(fused[:k], self.snippets.of_query(parsed))
+        # Without excerpts no text has to be read.
+        excerpt = self.snippets.of_query(parsed) if self.snippets.max_words else None
+        return self.hits(fused[:k], excerpt)
 
     def search_batch(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         """``search`` for each query, in order."""

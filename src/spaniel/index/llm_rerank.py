@@ -40,6 +40,7 @@ class LlmReranker:
     """
 
     waits = True
+    reads_texts = False
 
     def __init__(self, cfg: LlmRerankConfig) -> None:
         self._cfg = cfg

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from spaniel.errors import ConfigError, DataError
-from spaniel.index.engine import SearchEngine
+from spaniel.index.engine import SearchEngine, headings
 from spaniel.store import hash_of
 from spaniel.types import Document, Hit
 
@@ -29,7 +29,8 @@ class Reranker(Protocol):
         """[num_hits] the higher, the better.
 
         Args:
-            documents: the hits' own, in order.
+            documents: the hits' own, in order. A reranker whose ``reads_texts`` is False does
+                not look at their texts, which may be missing.
             context: what the searcher is after and has done, for rerankers that read it.
         """
         ...
@@ -85,10 +86,16 @@ class RerankedEngine:
         """``read`` for each docid, in order."""
         return self.engine.read_batch(docids)
 
+    def headings(self, docids: Sequence[str]) -> list[Document]:
+        """As the engine's, see ``HeadingEngine``."""
+        return headings(self.engine, docids)
+
     def _rerank(self, query: str, hits: list[Hit], context: str) -> list[Hit]:
         if not hits:
             return []
-        documents = self.engine.read_batch([hit.docid for hit in hits])
+        docids = [hit.docid for hit in hits]
+        with_texts = getattr(self.reranker, "reads_texts", True)
+        documents = self.read_batch(docids) if with_texts else self.headings(docids)
         scores = self.reranker.score(query, hits, documents, context)
         if len(scores) != len(hits) or not all(map(math.isfinite, scores)):
             raise DataError(f"the reranker must give {len(hits)} finite scores, got {scores}")

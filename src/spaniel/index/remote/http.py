@@ -1,21 +1,17 @@
 """The engine of an index that another process serves (``index/server.py``)."""
 
 import json
-import random
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
 from spaniel.config import HttpConfig
 from spaniel.errors import ArtifactError, ConfigError, QueryError, ToolError
+from spaniel.index.remote.retry import Breaker, Retries
 from spaniel.store import from_plain
 from spaniel.types import Document, Hit
 
-RETRIED = (429, 500, 502, 503, 504)
-FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 10.0
 DOCUMENTS_KEPT = 4096
 """Documents that are not fetched again: an episode shows a hit's title, then reads it."""
 
@@ -44,8 +40,6 @@ class HttpEngine:
             raise ConfigError(
                 "index.engine = http needs httpx: pip install 'spaniel[serve]'"
             ) from None
-        self._httpx = httpx
-        self._cfg = cfg
         self._url = cfg.url.rstrip("/")
         self._client = httpx.Client(
             base_url=self._url,
@@ -55,8 +49,12 @@ class HttpEngine:
             ),
             trust_env=False,  # a proxy of the environment is not for the machine next door
         )
-        self._breaker = Breaker(cfg.failures_before_pause, cfg.pause_s)
-        self._random = random.Random()
+        self._retries = Retries(
+            f"search server {self._url}",
+            cfg.max_retries,
+            failures=httpx.TransportError,
+            breaker=Breaker(cfg.failures_before_pause, cfg.pause_s),
+        )
         self._documents: OrderedDict[str, Document] = OrderedDict()
         self._lock = threading.Lock()
         try:
@@ -118,35 +116,12 @@ class HttpEngine:
 
     def _ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
         content = None if body is None else json.dumps(body, allow_nan=False).encode()
-        for attempt in range(self._cfg.max_retries + 1):
-            self._breaker.check(self._url)
-            cause, retry_after = "", 0.0
-            try:
-                response = self._client.request(
-                    method, path, content=content, headers={"content-type": "application/json"}
-                )
-            except self._httpx.TransportError as error:
-                cause = f"{type(error).__name__}: {error}".rstrip(": ")
-            else:
-                if response.status_code not in RETRIED:
-                    self._breaker.worked()
-                    return self._answer(response)
-                cause = f"status {response.status_code}: {_error_of(response)}"
-                retry_after = _seconds(response.headers.get("retry-after"))
-            # A server that is busy is not a server that is down.
-            if not cause.startswith("status 429"):
-                self._breaker.failed(cause)
-            if attempt < self._cfg.max_retries:
-                time.sleep(self._pause(attempt, retry_after))
-        raise ToolError(
-            f"search server {self._url}: {cause} (after {self._cfg.max_retries + 1} attempts)"
+        headers = {"content-type": "application/json"}
+        return self._answer(
+            self._retries.send(
+                lambda: self._client.request(method, path, content=content, headers=headers)
+            )
         )
-
-    def _pause(self, attempt: int, retry_after: float) -> float:
-        backoff: float = FIRST_PAUSE_S * 2**attempt
-        # Random: clients that failed together must not come back together.
-        wait = backoff * self._random.uniform(0.5, 1.5)
-        return min(retry_after + wait, LONGEST_PAUSE_S)
 
     def _answer(self, response: Any) -> dict[str, Any]:
         try:
@@ -178,60 +153,3 @@ class HttpEngine:
                 self._documents.move_to_end(docid)
             while len(self._documents) > DOCUMENTS_KEPT:
                 self._documents.popitem(last=False)
-
-
-class Breaker:
-    """Stops asking a server that keeps failing, so that nobody waits for every time-out.
-
-    After ``limit`` failures in a row calls fail at once for ``pause_s``; then one may try, and
-    its outcome decides. Safe to use from several threads.
-    """
-
-    def __init__(self, limit: int, pause_s: float) -> None:
-        self._limit, self._pause_s = limit, pause_s
-        self._failures = 0
-        self._open_until = 0.0
-        self._cause = ""
-        self._lock = threading.Lock()
-
-    def check(self, who: str) -> None:
-        """Raise ``ToolError`` while the pause lasts."""
-        with self._lock:
-            if self._failures < self._limit:
-                return
-            left = self._open_until - time.monotonic()
-            if left > 0:
-                raise ToolError(
-                    f"search server {who} failed {self._failures} times in a row, the last time "
-                    f"with {self._cause}; next try in {left:.0f} s"
-                )
-            # This caller tries; the others go on waiting for its outcome.
-            self._open_until = time.monotonic() + self._pause_s
-
-    def worked(self) -> None:
-        """A request was answered."""
-        with self._lock:
-            self._failures = 0
-
-    def failed(self, cause: str) -> None:
-        """A request was not answered."""
-        with self._lock:
-            self._failures += 1
-            self._cause = cause
-            if self._failures >= self._limit:
-                self._open_until = time.monotonic() + self._pause_s
-
-
-def _error_of(response: Any) -> str:
-    try:
-        return str(json.loads(response.content)["error"])
-    except (ValueError, KeyError, TypeError):
-        text: str = response.text
-        return text[:120]
-
-
-def _seconds(header: str | None) -> float:
-    try:
-        return max(0.0, float(header)) if header else 0.0
-    except ValueError:
-        return 0.0  # a date: our own pause will do

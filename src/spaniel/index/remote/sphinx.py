@@ -13,7 +13,6 @@ rows.
 """
 
 import hashlib
-import re
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import closing
@@ -26,8 +25,9 @@ from spaniel.index.analysis import Analyzer
 from spaniel.index.backend import View
 from spaniel.index.passages import passages_of
 from spaniel.index.query import Query, sites_of
+from spaniel.index.remote.tokens import in_place, plain_token
 from spaniel.index.snippet import bm25_idf
-from spaniel.index.views import MAX_QUERY_TERMS
+from spaniel.index.wanted import Phrase, wanted
 from spaniel.progress import track
 from spaniel.store import hash_of
 from spaniel.types import Document
@@ -37,20 +37,11 @@ _SEPARATOR = "zzz0"
 """Between title and text, so that no phrase reaches from one into the other."""
 _MARK = "zzz1"
 """Beginning of the one token of the row that says what a shard holds."""
+_GAP = "zzz2"
+"""In the place of a word too long to be indexed."""
 _MARK_ID = 2**61
-_PLAIN = re.compile(r"[a-z0-9]{1,36}")
 _SCALE = 100_000
 """Weights are whole numbers in Sphinx."""
-
-
-def token_of(term: str) -> str:
-    """A term as a token of ASCII letters and digits; one to one, for practical purposes.
-
-    The engine's own tokenizer must neither split nor fold it.
-    """
-    if _PLAIN.fullmatch(term) and not term.startswith("zzz"):
-        return term
-    return "zzzx" + hashlib.sha256(term.encode()).hexdigest()[:28]
 
 
 def site_number(site: str) -> int:
@@ -139,7 +130,7 @@ class SphinxViews:
         self._connections.close()
 
     def _idf(self, term: str) -> float:
-        return bm25_idf(self._count(self._cfg.documents, token_of(term)), self.num_documents)
+        return bm25_idf(self._count(self._cfg.documents, plain_token(term)), self.num_documents)
 
     def _count(self, table: str, token: str | None = None) -> int:
         where, arguments = ("WHERE MATCH(%s)", [f"@body {token}"]) if token else ("", [])
@@ -149,51 +140,39 @@ class SphinxViews:
 
 
 class _MatchOf:
-    """A query of one view as text for ``MATCH`` and numbers for ``site``.
-
-    As in the embedded index: phrases and site are constraints; a keyword has to match unless a
-    scored phrase does.
-    """
+    """A query of one view as text for ``MATCH`` and numbers for ``site``."""
 
     def __init__(self, analyzer: Analyzer, view: View, query: Query) -> None:
-        self.view, self.query = view, query
-        self.phrases = [p for text in query.phrases if (p := analyzer.positioned(text))]
-        words = query.keywords + query.phrases if view == "title" else query.keywords
-        self.terms = analyzer.keyword_terms(" ".join(words))[:MAX_QUERY_TERMS]
+        self.view = view
+        self.wanted = wanted(analyzer, view, query)
 
     def build(self) -> tuple[str | None, list[int]]:
         """(match, sites); no match when there is nothing to look for but the site."""
         field = "title" if self.view == "title" else "body"
-        keywords = " | ".join(_term(term) for term in self.terms)
+        keywords = " | ".join(_term(term) for term in self.wanted.terms)
         any_of = f"(@{field} ({keywords}))" if keywords else ""
         phrases = self.phrases_in_body()
-        if self.view == "title":
-            parts = [part for part in (any_of, phrases) if part]
-            return " ".join(parts) or None, self.sites()
-        if phrases and any_of:
+        if phrases and any_of and not self.wanted.needs_term:
             return f"({phrases}) MAYBE {any_of}", self.sites()
-        return phrases or any_of or None, self.sites()
+        return " ".join(part for part in (any_of, phrases) if part) or None, self.sites()
 
     def phrases_in_body(self) -> str:
         """All phrases as a constraint; empty without any."""
-        return " ".join(f"(@body {_phrase(phrase)})" for phrase in self.phrases)
+        return " ".join(f"(@body {_phrase(phrase)})" for phrase in self.wanted.phrases)
 
     def sites(self) -> list[int]:
         """The number of the site, if there is one."""
-        return [] if self.query.site is None else [site_number(self.query.site)]
+        return [] if self.wanted.site is None else [site_number(self.wanted.site)]
 
 
 def _term(term: Sequence[str]) -> str:
-    tokens = " ".join(map(token_of, term))
+    tokens = " ".join(map(plain_token, term))
     return tokens if len(term) == 1 else f'"{tokens}"'
 
 
-def _phrase(positioned: Sequence[tuple[int, str]]) -> str:
+def _phrase(phrase: Phrase) -> str:
     """Tokens at their distance; a word that is not indexed leaves a place that anything fills."""
-    first = positioned[0][0]
-    places = ["*"] * (positioned[-1][0] - first + 1)
-    for position, term in positioned:
-        places[position - first] = token_of(term)
+    places = in_place(phrase, "*", first=phrase[0][0], token=plain_token)
     return places[0] if len(places) == 1 else f'"{" ".join(places)}"'
 
 
@@ -296,12 +275,7 @@ def _placeholders(values: tuple[Any, ...]) -> str:
 
 
 def _tokens(analyzer: Analyzer, text: str) -> str:
-    """All terms in order; a word too long to be indexed keeps its place."""
-    tokens: list[str] = []
-    for position, term in analyzer.positioned(text):
-        tokens += ["zzz2"] * (position - len(tokens))
-        tokens.append(token_of(term))
-    return " ".join(tokens)
+    return " ".join(in_place(analyzer.positioned(text), _GAP, token=plain_token))
 
 
 def sphinx_tables(documents: str, passages: str, path: str, *, memory: str = "256M") -> str:
