@@ -17,6 +17,7 @@ from spaniel.cli import app
 from spaniel.config import load_recipe, parse_recipe
 from spaniel.errors import ArtifactError, ConfigError, DataError
 from spaniel.eval import train_retriever
+from spaniel.eval.evaluate import Evaluation, evaluate
 from spaniel.eval.train_retriever import compare, encoded_lists
 from spaniel.index.rerank import RerankedEngine
 from spaniel.index.trained_on import refuse_if_trained_on
@@ -131,6 +132,28 @@ def test_the_policys_search_uses_the_reranker(prepared):
     )  # fmt: skip
     assert f"[{expected[0].docid}]" in output
     assert bench.engine.fingerprint != bench_of(prepared).engine.fingerprint
+
+
+def test_the_hybrid_engine_and_the_table_are_reranked_too(prepared):
+    command("index", "train-reranker", prepared)
+    path = str(bench_of(prepared).run.path("index", "reranker"))
+    bench = bench_of(prepared, index__engine="hybrid", index__rerank=path)
+    expected = RerankedEngine(bench.hybrid, bench.reranker).search("about alpha", 3)
+    assert bench.engine.search("about alpha", 3) == expected
+    evaluation = Evaluation(bench)
+    evaluation.classical()
+    engines = {r.system: r.made_by["engine"] for r in evaluation.results}
+    assert engines["search+reranker"] == bench.engine.fingerprint
+    assert engines["vector+reranker"] == RerankedEngine(bench.dense, bench.reranker).fingerprint
+    assert evaluation.not_run == {}
+
+
+def test_a_model_that_knows_the_held_out_questions_is_not_evaluated(prepared, monkeypatch):
+    path = str(train_retriever.train_reranker(bench_of(prepared)).directory)
+    bench = bench_of(prepared, index__rerank=path)
+    monkeypatch.setattr(Workbench, "test_questions", bench.train_questions)
+    with pytest.raises(ArtifactError, match="was trained on"):
+        evaluate(bench_of(prepared, index__rerank=path))
 
 
 def test_the_vectors_are_made_anew_by_a_trained_encoder(prepared):

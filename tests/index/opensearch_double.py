@@ -55,6 +55,7 @@ class OpenSearchDouble:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            wbufsize = -1  # an answer in two packets waits for the first one's receipt
 
             def handle_any(self):
                 owner.serve(self)

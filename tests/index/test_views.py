@@ -49,3 +49,21 @@ def test_without_a_constraint_all_rows_are_allowed(fruit_engine):
 
 def test_a_built_index_is_one_segment(fruit_engine):
     assert fruit_engine.views._documents.searcher.num_segments == 1
+
+
+def test_what_tantivy_cannot_write_is_said_in_one_line(tmp_path):
+    class Broken:
+        def add_document(self, entry):
+            raise ValueError("An error occurred in a thread")
+
+        commit = wait_merging_threads = lambda self: self.add_document(None)
+
+    for write in (lambda w: w.add(0, document("a", "b")), lambda w: w.commit(), lambda w: None):
+        with (
+            pytest.raises(OSError, match=r"cannot be written, with [\d,]+ MiB free"),
+            ViewsWriter(tmp_path / "i", IndexConfig()) as writer,
+        ):
+            writer._whole.wait_merging_threads()
+            writer._parts.wait_merging_threads()
+            writer._whole = writer._parts = Broken()
+            write(writer)

@@ -1,4 +1,4 @@
-"""The loop that rerankers and encoders are trained by, and what is remembered of it.
+"""The loop that rerankers and encoders are trained by.
 
 The trainers of sentence-transformers would bring ``datasets`` and ``accelerate``, take pairs
 instead of an engine's lists, and keep their own checkpoints; what is needed here is thirty lines.

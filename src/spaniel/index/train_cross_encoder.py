@@ -19,6 +19,7 @@ from spaniel.index.cross_encoder import start_cross_encoder
 from spaniel.index.engine import SearchEngine
 from spaniel.index.fit import fit
 from spaniel.index.hard_negatives import Lesson
+from spaniel.index.token_match import TokenMatch
 from spaniel.index.vectors import text_of
 from spaniel.types import Hit
 
@@ -41,9 +42,10 @@ class _Ranker(nn.Module):
 
     def forward(self, pairs: list[tuple[str, str]], ranks: Tensor) -> Tensor:
         """[num_pairs] scores."""
+        prompt = self.model.prompts.get(self.model.default_prompt_name)
         features = {
             key: value.to(self.model.device) if isinstance(value, Tensor) else value
-            for key, value in self.model.preprocess(pairs).items()
+            for key, value in self.model.preprocess(pairs, prompt=prompt).items()
         }
         scores: Tensor = self.model(features)["scores"][:, 0]
         return scores - self.prior * ranks.to(scores).log()
@@ -80,7 +82,8 @@ def train_cross_encoder(
         scores = ranker(list(zip(queries, texts, strict=True)), ranks)
         return list_loss(scores, [len(hits) for hits in lists])
 
-    head = [ranker.prior, *(p for module in list(model)[1:] for p in module.parameters())]
+    fresh = [module for module in model if isinstance(module, TokenMatch)]
+    head = [ranker.prior, *(p for module in fresh for p in module.parameters())]
     num_steps = fit(ranker, choices, loss, cfg, what="reranker", head=head)
     model.max_seq_length = longest
     return model, ranker.prior.item(), num_steps

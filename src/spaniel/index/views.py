@@ -15,6 +15,7 @@ parents. Scores are BM25 with k1 = 1.2 and b = 0.75, which tantivy fixes, over d
 as tantivy rounds them (about three significant bits).
 """
 
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import cast
@@ -30,12 +31,10 @@ from spaniel.index.backend import View
 from spaniel.index.passages import passages_of
 from spaniel.index.query import Query, sites_of
 from spaniel.index.snippet import bm25_idf
+from spaniel.index.wanted import Phrase, Wanted, wanted
 from spaniel.types import Document
 
 ROWS = "rows.npy"
-MAX_QUERY_TERMS = 64
-"""Keyword terms behind these are not searched."""
-
 _SPARE = 16
 _FIELDS: dict[View, str] = {"document": "body", "passage": "text", "title": "title"}
 _ANALYZER = "spaniel"
@@ -56,10 +55,11 @@ class ViewsWriter:
     Raises:
         ConfigError: the language has no stemmer.
         ArtifactError: the directory holds something that is no index.
+        OSError: something cannot be written, such as to a full disk; from all methods.
     """
 
     def __init__(self, directory: Path, cfg: IndexConfig) -> None:
-        self._cfg = cfg
+        self._cfg, self._directory = cfg, directory
         analyzer = Analyzer(cfg.language)
         self._whole, whole = _open_or_create(directory / "documents", ("body", "title"), analyzer)
         self._parts, parts = _open_or_create(directory / "passages", ("text",), analyzer)
@@ -68,10 +68,14 @@ class ViewsWriter:
     def __enter__(self) -> "ViewsWriter":
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # After a failure too: their threads would go on writing into a directory being removed.
         for writer in (self._whole, self._parts):
-            writer.wait_merging_threads()
+            try:
+                writer.wait_merging_threads()
+            except ValueError as error:
+                if kind is None:
+                    raise self._failed(error) from None
 
     def add(self, slot: int, document: Document) -> int:
         """Index a document under a number of its own; returns how many passages it has.
@@ -83,13 +87,13 @@ class ViewsWriter:
         title = normalize(document.title)
         # Two values of one field: no phrase reaches from the title into the text.
         texts = [("body", title), ("body", normalize(document.text)), ("title", title)]
-        self._whole.add_document(_entry(slot, texts + sites))
+        self._write(self._whole, _entry(slot, texts + sites))
         passages = passages_of(
             document, words=self._cfg.passage_words, stride=self._cfg.passage_stride_words
         )
         for passage in passages:
             text = normalize(document.text[passage.start : passage.end])
-            self._parts.add_document(_entry(slot, [("text", text), *sites]))
+            self._write(self._parts, _entry(slot, [("text", text), *sites]))
         return len(passages)
 
     def remove(self, slots: Sequence[int]) -> None:
@@ -103,7 +107,24 @@ class ViewsWriter:
     def commit(self) -> None:
         """What was done so far is on disk for good."""
         for writer in (self._whole, self._parts):
-            writer.commit()
+            try:
+                writer.commit()
+            except ValueError as error:
+                raise self._failed(error) from None
+
+    def _write(self, writer: tantivy.IndexWriter, entry: tantivy.Document) -> None:
+        try:
+            writer.add_document(entry)
+        except ValueError as error:
+            raise self._failed(error) from None
+
+    def _failed(self, error: ValueError) -> OSError:
+        # tantivy tells why its thread died in words that a user can do nothing with.
+        free = shutil.disk_usage(self._directory).free
+        return OSError(
+            f"{self._directory}: the index cannot be written, with {free / 2**20:,.0f} MiB free on "
+            f"that disk ({error})"
+        )
 
 
 def _open_or_create(
@@ -165,7 +186,7 @@ class Views:
     def rank(self, view: View, query: Query, k: int) -> list[tuple[int, float]]:
         """The best ``k`` (row, score) of a view, ties by row; every row once."""
         index = self._passages if view == "passage" else self._documents
-        built = _ViewQuery(index.schema, self._analyzer, view, query).build()
+        built = _ViewQuery(index.schema, view, wanted(self._analyzer, view, query)).build()
         if built is None:
             return []
         # Neighbouring passages overlap, so a parent's passages tend to come together.
@@ -186,7 +207,8 @@ class Views:
 
     def allowed_rows(self, query: Query) -> list[int] | None:
         """Ascending rows of the documents that meet the query's phrases and site; None for all."""
-        constraints = _ViewQuery(self._documents.schema, self._analyzer, "title", query).filters()
+        asked = wanted(self._analyzer, "title", query)
+        constraints = _ViewQuery(self._documents.schema, "title", asked).filters()
         if not constraints:
             return None
         ranked = self._documents.top_rows(
@@ -260,34 +282,23 @@ class _OpenIndex:
 
 
 class _ViewQuery:
-    """Builds the tantivy query of one view; text never reaches tantivy's own query parser.
+    """Builds the tantivy query of what a view looks for; text never reaches tantivy's own query
+    parser."""
 
-    Phrases and the site are constraints (on the document; in the passage view a phrase has to
-    stand in the passage). Where no scored phrase is required, a keyword has to match, so that
-    a constraint alone does not fill a view with documents that the keywords do not touch.
-    """
-
-    def __init__(
-        self, schema: tantivy.Schema, analyzer: Analyzer, view: View, query: Query
-    ) -> None:
-        self.schema = schema
-        self.view = view
-        self.site = query.site
-        self.phrases = [p for text in query.phrases if (p := analyzer.positioned(text))]
-        # A title is ranked by the words of phrases too: the phrase itself is sought in the body.
-        words = query.keywords + query.phrases if view == "title" else query.keywords
-        self.terms = analyzer.keyword_terms(" ".join(words))[:MAX_QUERY_TERMS]
+    def __init__(self, schema: tantivy.Schema, view: View, wanted: Wanted) -> None:
+        self.schema, self.view, self.wanted = schema, view, wanted
 
     def build(self) -> tantivy.Query | None:
-        """None when the query names nothing to look for."""
+        """None when there is nothing to look for."""
         must, should = tantivy.Occur.Must, tantivy.Occur.Should
         field = _FIELDS[self.view]
-        keywords = [(should, self._term(field, term)) for term in self.terms]
+        keywords = [(should, self._term(field, term)) for term in self.wanted.terms]
         if self.view == "title":
             clauses = self.filters()
         else:
-            clauses = [(must, self._phrase(field, p)) for p in self.phrases] + self._site_filter()
-        if keywords and (self.view == "title" or not self.phrases):
+            phrases = [(must, self._phrase(field, p)) for p in self.wanted.phrases]
+            clauses = phrases + self._site_filter()
+        if self.wanted.needs_term:
             clauses.append((must, tantivy.Query.boolean_query(keywords)))
         else:
             clauses += keywords
@@ -295,13 +306,15 @@ class _ViewQuery:
 
     def filters(self) -> list[tuple[tantivy.Occur, tantivy.Query]]:
         """Phrases and site as constraints on a document, without a score."""
-        phrases = [(tantivy.Occur.Must, _unscored(self._phrase("body", p))) for p in self.phrases]
+        must = tantivy.Occur.Must
+        phrases = [(must, _unscored(self._phrase("body", p))) for p in self.wanted.phrases]
         return phrases + self._site_filter()
 
     def _site_filter(self) -> list[tuple[tantivy.Occur, tantivy.Query]]:
-        if self.site is None:
+        site = self.wanted.site
+        if site is None:
             return []
-        query = tantivy.Query.term_query(self.schema, "site", self.site, index_option="basic")
+        query = tantivy.Query.term_query(self.schema, "site", site, index_option="basic")
         return [(tantivy.Occur.Must, _unscored(query))]
 
     def _term(self, field: str, term: tuple[str, ...]) -> tantivy.Query:
@@ -309,7 +322,7 @@ class _ViewQuery:
             return tantivy.Query.term_query(self.schema, field, term[0])
         return tantivy.Query.phrase_query(self.schema, field, list(term))
 
-    def _phrase(self, field: str, tokens: list[tuple[int, str]]) -> tantivy.Query:
+    def _phrase(self, field: str, tokens: Phrase) -> tantivy.Query:
         if len(tokens) == 1:
             return self._term(field, (tokens[0][1],))
         # With positions, a word too long to be indexed leaves its gap.

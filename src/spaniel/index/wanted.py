@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from spaniel.index.analysis import Analyzer
 from spaniel.index.backend import View
 from spaniel.index.query import Query
-from spaniel.index.views import MAX_QUERY_TERMS
+
+MAX_QUERY_TERMS = 64
+"""Keyword terms behind these are not searched."""
 
 Phrase = tuple[tuple[int, str], ...]
 """(position, term); a word that is not indexed leaves a place that anything fills."""
