@@ -58,12 +58,14 @@ def test_what_tantivy_cannot_write_is_said_in_one_line(tmp_path):
 
         commit = wait_merging_threads = lambda self: self.add_document(None)
 
-    for write in (lambda w: w.add(0, document("a", "b")), lambda w: w.commit(), lambda w: None):
-        with (
-            pytest.raises(OSError, match=r"cannot be written, with [\d,]+ MiB free"),
-            ViewsWriter(tmp_path / "i", IndexConfig()) as writer,
-        ):
+    def write_with(write, directory):
+        with ViewsWriter(directory, IndexConfig()) as writer:
             writer._whole.wait_merging_threads()
             writer._parts.wait_merging_threads()
             writer._whole = writer._parts = Broken()
             write(writer)
+
+    writes = (lambda w: w.add(0, document("a", "b")), lambda w: w.commit(), lambda w: None)
+    for number, write in enumerate(writes):
+        with pytest.raises(OSError, match=r"cannot be written, with [\d,]+ MiB free"):
+            write_with(write, tmp_path / str(number))
