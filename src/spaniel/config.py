@@ -686,8 +686,18 @@ class RLConfig(StageConfig):
     """Questions per optimizer step."""
     group_size: int = Field(8, ge=2)
     """Trajectories sampled per question; advantages are relative to these siblings."""
-    max_off_policy_steps: int = Field(0, ge=0, le=0)
-    """How many optimizer steps old a trajectory's policy may be. 0 is synchronous."""
+    window: int = Field(0, ge=0)
+    """How many batches ahead of the update groups are sampled. 0 is synchronous."""
+    max_token_age: int | None = Field(None, ge=0)
+    """Tokens sampled more updates ago than this are context only; ``window`` by default."""
+    start_groups: int | None = Field(None, ge=1)
+    """The gradient starts when so many groups are ready; with all of them by default."""
+    dynamic_sampling: bool = False
+    """A group whose rewards are all equal is replaced by another question's."""
+    max_refill: float = Field(3.0, ge=0)
+    """At most so many batches of groups are dropped in a step before it makes do with fewer."""
+    stall_s: float = Field(7200.0, gt=0)
+    """The run stops when no group was finished for so many seconds."""
     scale_by_std: bool = False
     """Advantage (r - mean) / (std + eps) instead of r - mean."""
     normalization: Literal["token", "sequence", "group"] = "token"
@@ -710,6 +720,26 @@ class RLConfig(StageConfig):
     keep_checkpoints: int = Field(2, ge=1)
     """Checkpoints kept while training."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-6)
+
+    @property
+    def token_age_limit(self) -> int:
+        """``max_token_age``, or its default."""
+        return self.window if self.max_token_age is None else self.max_token_age
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether sampling goes on while the gradient is computed: the sampler needs weights of
+        its own then."""
+        return self.window > 0 or (self.start_groups or self.groups_per_step) < self.groups_per_step
+
+    @model_validator(mode="after")
+    def _start_groups_at_most_all(self) -> "RLConfig":
+        if self.start_groups is not None and self.start_groups > self.groups_per_step:
+            raise ValueError(
+                f"start_groups must be <= groups_per_step, got {self.start_groups} > "
+                f"{self.groups_per_step}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _clip_high_at_least_low(self) -> "RLConfig":

@@ -171,6 +171,8 @@ class Learner:
         )
         self.num_steps = 0
         self._progress = 0.0
+        self._num_accumulated = 0
+        self._totals: dict[str, float] = {}
 
     def set_progress(self, done: float) -> None:
         """Let the schedule follow ``done`` in [0, 1] instead of counting steps."""
@@ -184,8 +186,15 @@ class Learner:
         Raises:
             TrainingError: loss or gradient is not finite. The weights are left as they were.
         """
-        totals: dict[str, float] = {}
-        self.optimizer.zero_grad(set_to_none=True)
+        self.accumulate(samples, objective, temperature=temperature)
+        return self.apply()
+
+    def accumulate(
+        self, samples: Sequence[TrainingSample], objective: Objective, *, temperature: float = 1.0
+    ) -> None:
+        """Add the samples' gradient and metrics to those of the coming ``apply``."""
+        if not self._num_accumulated:
+            self.optimizer.zero_grad(set_to_none=True)
         # transformers recomputes activations in training mode only; dropout is off either way.
         self.model.train(self.cfg.recompute_activations)
         for batch in microbatches(samples, self.cfg.microbatch_tokens, self.device):
@@ -193,9 +202,25 @@ class Learner:
             loss, metrics = objective(logprobs_T, batch)
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves backward untyped
             for key, value in metrics.items():
-                totals[key] = totals.get(key, 0.0) + float(value)
+                self._totals[key] = self._totals.get(key, 0.0) + float(value)
         self.model.eval()
-        if samples:
+        self._num_accumulated += len(samples)
+
+    def apply(self, scale: float = 1.0) -> dict[str, float]:
+        """Step on ``scale`` times the accumulated gradient; returns the accumulated metrics.
+
+        Without samples it only counts the step. ``scale`` is the one denominator of an update
+        whose size was not known when its first samples came.
+
+        Raises:
+            TrainingError: loss or gradient is not finite. The weights are left as they were.
+        """
+        totals, self._totals = self._totals, {}
+        if self._num_accumulated:
+            if scale != 1.0:
+                for parameter in self.parameters:
+                    if parameter.grad is not None:
+                        parameter.grad.mul_(scale)
             norm = float(nn.utils.clip_grad_norm_(self.parameters, self.cfg.max_grad_norm))
             if not math.isfinite(norm) or not math.isfinite(totals.get("loss", 0.0)):
                 raise TrainingError(
@@ -208,6 +233,7 @@ class Learner:
                 group["lr"] = rate * group["factor"]
             totals["learning_rate"] = rate
             self.optimizer.step()
+        self._num_accumulated = 0
         self.num_steps += 1
         return totals
 

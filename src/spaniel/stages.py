@@ -21,6 +21,7 @@ from spaniel.progress import say
 from spaniel.questions.preflight import preflight_report
 from spaniel.questions.split import make_split, write_split
 from spaniel.questions.titles import title_questions
+from spaniel.rewards.ranking import is_solved
 from spaniel.rollout import seed_of
 from spaniel.run import Run
 from spaniel.store import (
@@ -347,7 +348,9 @@ def make_rl(run: Run, *, resume: bool = False) -> dict[str, Any]:
         from spaniel.learner import Learner, weights_fingerprint
         from spaniel.policy.export import save_policy
         from spaniel.rl.reference import frozen_reference
+        from spaniel.rl.scheduler import Dispatch, Scheduler
         from spaniel.rl.train import train
+        from spaniel.rl.trainer import PolicyTrainer
 
         start = starting_stage(run)
         if start is not None:
@@ -363,29 +366,42 @@ def make_rl(run: Run, *, resume: bool = False) -> dict[str, Any]:
             resume=resume,
             force=run.force,
         )
-        checkpoints.restore(learner)
+        state = checkpoints.restore(learner)
         log = MetricsLog(run.path("rl", "metrics.jsonl"), first_step=learner.num_steps)
+        runner = bench.runner(bench.policy, bench.renderer, temperature=cfg.temperature)
+        seed = seed_of(run.recipe.seed, "rl")
+
+        async def sample(dispatch: Dispatch) -> Group:
+            return await runner.group(
+                dispatch.question,
+                cfg.group_size,
+                seed=seed_of(seed, "rollout", dispatch.number),
+                name=f"{dispatch.number}/{dispatch.question.qid}",
+            )
+
+        scheduler = Scheduler(
+            cfg,
+            questions,
+            sample,
+            seed=seed,
+            is_solved=is_solved,
+            version=learner.num_steps,
+            state=state.get("scheduler"),
+        )
+        trainer = PolicyTrainer(cfg, learner, bench.policy, bench.sampler_weights, reference)
 
         def on_step(step: int, metrics: dict[str, float], groups: Sequence[Group]) -> None:
             log.append(step, metrics)
             say(_rl_line(step, cfg.steps, metrics))
             keep_best_and_worst(run.path("rl", "trajectories", f"step-{step:05d}.jsonl"), groups)
             if step % cfg.checkpoint_every == 0 and step < cfg.steps:
-                checkpoints.save(learner, step)
+                checkpoints.save(learner, step, scheduler=scheduler.state())
 
-        asyncio.run(
-            train(
-                cfg,
-                questions=questions,
-                runner=bench.runner(bench.policy, bench.renderer, temperature=cfg.temperature),
-                policy=bench.policy,
-                learner=learner,
-                sampler_weights=bench.sampler_weights,
-                seed=seed_of(run.recipe.seed, "rl"),
-                ref_logprobs=reference,
-                on_step=on_step,
-            )
-        )
+        async def run_training() -> None:
+            await trainer.start()
+            await train(cfg, scheduler, trainer, done=learner.num_steps, on_step=on_step)
+
+        asyncio.run(run_training())
         log.close()
         save_policy(bench.model, bench.tokenizer, run.path("rl", "policy"), {"stage": "rl"})
         checkpoints.clear()
@@ -496,7 +512,7 @@ class Checkpoints:
             say(f"resumed after step {learner.num_steps}")
         return state
 
-    def save(self, learner: Any, step: int, **state: float) -> None:
+    def save(self, learner: Any, step: int, **state: Any) -> None:
         """Publish a checkpoint and drop the oldest."""
         learner.save(self.directory / f"step-{step:06d}", {"settings": self.settings, **state})
         for old in self._found()[: -self.keep]:

@@ -230,22 +230,26 @@ class Workbench:
 
     @cached_property
     def sampler_model(self) -> Any:
-        """The module that samples: the trainer's own, or a plain copy for merged adapters."""
+        """The module that samples: the trainer's own; a plain copy for merged adapters; a copy, too,
+        when it samples while the trainer works."""
         lora = self.recipe.policy.lora
-        if lora is None or not lora.merge:
+        merged = lora is not None and lora.merge
+        if not merged and not self.recipe.rl.overlaps:
             return self.model
         from spaniel.policy.load import load_policy_model
 
-        plain = self.recipe.policy.model_copy(update={"lora": None})
-        return load_policy_model(plain, seed=seed_of(self.recipe.seed, "model"))[0]
+        own = self.recipe.policy.model_copy(update={"lora": None} if merged else {})
+        return load_policy_model(own, seed=seed_of(self.recipe.seed, "model"))[0]
 
     def sampler_weights(self) -> Any:
         """What ``policy.load`` takes: nothing when the module is shared."""
         if self.sampler_model is self.model:
             return None
-        from spaniel.policy.weights import merged_weights
+        from spaniel.policy.weights import copyable_weights, merged_weights
 
-        return merged_weights(self.model)
+        lora = self.recipe.policy.lora
+        merged = lora is not None and lora.merge
+        return merged_weights(self.model) if merged else copyable_weights(self.model)
 
     def load_stage_weights(self, stage: str) -> None:
         """Put a finished stage's weights into the model."""

@@ -65,6 +65,8 @@ def test_a_copy_of_a_target_or_of_another_negative_is_no_negative():
     engine = Listed(documents, ["copy", "other", "twin", "empty", "blank"])
     (lesson,) = mine([question("target")], engine, held_out=[], candidates=9)
     assert [hit.docid for hit in lesson.negatives] == ["other", "empty", "blank"]
+    (lesson,) = mine([question("empty")], engine, held_out=[], candidates=9)
+    assert [hit.docid for hit in lesson.negatives] == ["copy", "other", "blank"]
 
 
 def test_a_held_out_question_is_refused():

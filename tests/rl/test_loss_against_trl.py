@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.rl.updates import samples_of_update
 
 from spaniel.learner import microbatches
 from spaniel.rl.loss import policy_loss
-from spaniel.rl.samples import group_samples, trajectory_samples
+from spaniel.rl.samples import trajectory_samples
 from spaniel.types import Group, Question, StopReason, Trajectory
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "data" / "trl_loss.json").read_text("utf-8"))
@@ -59,11 +60,12 @@ def samples_of(case):
         return [
             sample
             for number, advantage in enumerate(ADVANTAGES)
-            for sample in trajectory_samples(trajectory(number), advantage, weight=weight)
+            for sample in trajectory_samples(
+                trajectory(number), trajectory(number).loss_mask, advantage, weight=weight
+            )
         ]
-    return group_samples(
+    return samples_of_update(
         groups(),
-        scale_by_std=False,
         normalization={"dapo": "token", "grpo": "sequence"}[case["loss_type"]],
         keep_without_signal=case["beta"] > 0,
     )

@@ -1,10 +1,13 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.rl.updates import samples_of_update as samples
 
 from spaniel.errors import TrainingError
 from spaniel.rl.advantage import group_advantages
-from spaniel.rl.samples import group_samples
+from spaniel.rl.samples import UpdateSamples
 from spaniel.types import Group, Question, StopReason, Trajectory
 
 QUESTION = Question(qid="q", text="?", targets=("d",))
@@ -28,10 +31,6 @@ def trajectory(reward, own=3, context=2, number=0, stop=StopReason.REPORTED, seg
 
 def group(*trajectories):
     return Group(question=QUESTION, trajectories=trajectories)
-
-
-def samples(groups, normalization="token", **settings):
-    return group_samples(groups, scale_by_std=False, normalization=normalization, **settings)
 
 
 @given(rewards, st.booleans())
@@ -121,3 +120,50 @@ def test_each_segment_is_its_own_sequence():
     made = samples([group(t, trajectory(0.0, own=2, number=1))])
     assert [s.token_ids for s in made[:2]] == [(1, 10), (3, 12)]
     assert made[1].sampler_logprobs == (0.0, -2.0)
+
+
+# --- in parts, and by age -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("normalization", ["token", "sequence", "group"])
+def test_parts_add_up_to_the_whole(normalization):
+    groups = [
+        group(trajectory(1.0, own=2), trajectory(0.0, own=5, number=1)),
+        group(trajectory(0.3, own=4), trajectory(0.3, own=1, number=1)),
+        group(trajectory(0.0, own=7), trajectory(0.9, own=3, number=1)),
+    ]
+    update = UpdateSamples(scale_by_std=False, normalization=normalization)
+    parts = [sample for one in groups for sample in update.add([one])]
+    whole = UpdateSamples(scale_by_std=False, normalization=normalization)
+    assert parts == whole.add(groups)
+    assert update.denominator == whole.denominator
+
+
+def aged(versions, reward, number=0):
+    return replace(
+        trajectory(reward, own=len(versions), number=number),
+        policy_versions=(-1, -1, *versions),
+    )
+
+
+def test_tokens_that_are_too_old_are_context_and_count_nowhere():
+    update = UpdateSamples(scale_by_std=False, normalization="token", version=9, max_age=2)
+    made = update.add([group(aged([5, 6, 7, 9], 1.0), aged([4, 4], 0.0, number=1))])
+    assert [s.weights for s in made] == [(0.0, 0.0, 0.0, 0.0, 1.0, 1.0)]
+    # The old trajectory's reward still counts in the mean of its group.
+    assert made[0].advantage == 0.5
+    assert (update.denominator, update.num_too_old, update.oldest) == (2, 4, 2)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=6), min_size=2, max_size=4),
+    st.integers(0, 4),
+)
+def test_no_trained_token_is_older_than_allowed(versions, max_age):
+    update = UpdateSamples(scale_by_std=False, normalization="token", version=12, max_age=max_age)
+    members = [aged(v, float(n % 2), number=n) for n, v in enumerate(versions)]
+    made = update.add([group(*members)])
+    trained = sum(1 for s in made for w in s.weights if w)
+    assert trained == sum(12 - v <= max_age for vs in versions for v in vs) == update.num_tokens
+    assert update.num_too_old == sum(map(len, versions)) - trained
+    assert update.oldest <= max_age

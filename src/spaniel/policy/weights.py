@@ -36,6 +36,18 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     model.load_state_dict(weights, strict=False)
 
 
+def copyable_weights(model: Any) -> dict[str, Tensor]:
+    """What ``load_weights`` needs to make a second model like this one: of a PEFT model, the
+    adapters."""
+    if hasattr(model, "get_base_model"):
+        from peft import get_peft_model_state_dict
+
+        adapters: dict[str, Tensor] = get_peft_model_state_dict(model)
+        return adapters
+    own: dict[str, Tensor] = model.state_dict()
+    return own
+
+
 @torch.no_grad()
 def merged_weights(model: Any) -> dict[str, Tensor]:
     """The state dict of the plain model with a PEFT model's LoRA added in; all copies.

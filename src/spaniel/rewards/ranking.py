@@ -81,6 +81,13 @@ def reward(
     return total - cfg.overlong_penalty * parts["overlong"], parts
 
 
+def is_solved(trajectory: Trajectory) -> bool:
+    """Whether a scored trajectory found all targets and nothing else counts against it."""
+    parts = trajectory.reward_parts
+    found = parts.get("ndcg") == 1.0 and parts.get("format") == 1.0
+    return found and parts.get("overlong") == 0.0
+
+
 def score(trajectory: Trajectory, question: Question, cfg: RewardConfig) -> Trajectory:
     """The trajectory with its reward; one failed by the infrastructure comes back unscored.
 

@@ -15,7 +15,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """
     everyone = [t for g in groups for t in g.trajectories]
     scored = [t for g in groups for t in g.scored]
-    metrics = {"rollouts/failed_frac": 1 - len(scored) / max(1, len(everyone))}
+    metrics: dict[str, float] = {}
     if not scored:
         return metrics
     rewards = [[t.reward or 0.0 for t in g.scored] for g in groups if g.scored]

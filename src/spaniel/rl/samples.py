@@ -1,7 +1,7 @@
 """Groups -> training samples: advantages spread, segments split, losses normalised."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from spaniel.errors import TrainingError
@@ -11,61 +11,98 @@ from spaniel.types import Group, TrainingSample, Trajectory
 Normalization = Literal["token", "sequence", "group"]
 
 
-def group_samples(
-    groups: Sequence[Group],
-    *,
-    scale_by_std: bool,
-    normalization: Normalization,
-    keep_without_signal: bool = False,
-) -> list[TrainingSample]:
-    """Flatten one update's groups into weighted samples.
+class UpdateSamples:
+    """The weighted samples of one update, made part by part as its groups come.
 
         trajectory  prompt [q]  a0  o0  a1     advantage A
         -> tokens   [q  a0 o0 a1]
-           weights  [0  w  0  w ]              w by normalization, N trained tokens in all:
-                                                 token     1 / N
-                                                 sequence  1 / (trajectories * its own tokens)
-                                                 group     1 / (groups * its group's tokens)
+           weights  [0  w  0  w ]              w / denominator, by normalization:
+                                                 token     1 / tokens of the update
+                                                 sequence  1 / (its own tokens * trajectories)
+                                                 group     1 / (its group's tokens * groups)
 
     ``token`` is the global token mean (DAPO, https://arxiv.org/abs/2503.14476, and without
     std Dr. GRPO up to a constant); ``sequence`` is the original GRPO's, which pays a long
-    failure less per token than a short one. Trajectories that the infrastructure failed take
-    no part, neither in the loss nor in their group's mean. Groups without signal (all
-    advantages zero) give no samples, yet their tokens count in N: a batch that is half
-    solved takes half a step. ``keep_without_signal`` keeps those samples too, for a KL term.
+    failure less per token than a short one. Weights hold the first factor; the second one, which
+    is known when all groups are there, is ``denominator``.
 
-    Raises:
-        TrainingError: a trajectory has no reward.
+    Trajectories that the infrastructure failed take no part, neither in the loss nor in their
+    group's mean. Groups without signal (all advantages zero) give no samples, yet their tokens
+    count: a batch that is half solved takes half a step. Tokens that are too old stay as context
+    and count nowhere.
+
+    Args:
+        keep_without_signal: keep the samples of groups without signal too, for a KL term.
+        version: of the policy that is trained.
+        max_age: versions that a token may be older than that.
     """
-    members = [(group, group.scored) for group in groups if len(group.scored) >= 2]
-    num_tokens = sum(t.num_sampled_tokens for _, ts in members for t in ts)
-    num_trajectories = sum(len(ts) for _, ts in members)
-    samples = []
-    for _, trajectories in members:
-        rewards = [_reward(t) for t in trajectories]
-        advantages = group_advantages(rewards, scale_by_std=scale_by_std)
-        group_tokens = sum(t.num_sampled_tokens for t in trajectories)
-        for trajectory, advantage in zip(trajectories, advantages, strict=True):
-            own = trajectory.num_sampled_tokens
-            if own == 0 or (advantage == 0.0 and not keep_without_signal):
+
+    def __init__(
+        self,
+        *,
+        scale_by_std: bool,
+        normalization: Normalization,
+        keep_without_signal: bool = False,
+        version: int = 0,
+        max_age: int = 0,
+    ) -> None:
+        self.scale_by_std, self.normalization = scale_by_std, normalization
+        self.keep_without_signal = keep_without_signal
+        self.version, self.max_age = version, max_age
+        self.num_tokens = self.num_trajectories = self.num_groups = 0
+        self.num_too_old = 0
+        """Tokens that were left out for their age."""
+        self.oldest = 0
+        """Age of the oldest trained token, versions."""
+
+    @property
+    def denominator(self) -> int:
+        """What the weights of all samples have to be divided by."""
+        return {
+            "token": self.num_tokens,
+            "sequence": self.num_trajectories,
+            "group": self.num_groups,
+        }[self.normalization]
+
+    def add(self, groups: Sequence[Group]) -> list[TrainingSample]:
+        """Samples of some groups. Raises ``TrainingError`` when a trajectory has no reward."""
+        return [sample for group in groups if len(group.scored) >= 2 for sample in self._add(group)]
+
+    def _add(self, group: Group) -> Iterator[TrainingSample]:
+        rewards = [_reward(t) for t in group.scored]
+        advantages = group_advantages(rewards, scale_by_std=self.scale_by_std)
+        masks = [self._mask(t) for t in group.scored]
+        group_tokens = sum(map(sum, masks))
+        self.num_groups += int(group_tokens > 0)
+        for trajectory, mask, advantage in zip(group.scored, masks, advantages, strict=True):
+            own = sum(mask)
+            self.num_tokens += own
+            self.num_trajectories += int(own > 0)
+            if own == 0 or (advantage == 0.0 and not self.keep_without_signal):
                 continue
-            denominator = {
-                "token": num_tokens,
-                "sequence": num_trajectories * own,
-                "group": len(members) * group_tokens,
-            }[normalization]
-            samples += trajectory_samples(trajectory, advantage, weight=1.0 / denominator)
-    return samples
+            factor = {"token": 1, "sequence": own, "group": group_tokens}[self.normalization]
+            yield from trajectory_samples(trajectory, mask, advantage, weight=1.0 / factor)
+
+    def _mask(self, trajectory: Trajectory) -> list[bool]:
+        """The sampled tokens that are young enough."""
+        ages = [self.version - version for version in trajectory.policy_versions]
+        young = [
+            m and age <= self.max_age for m, age in zip(trajectory.loss_mask, ages, strict=True)
+        ]
+        self.num_too_old += sum(trajectory.loss_mask) - sum(young)
+        trained = (age for age, is_young in zip(ages, young, strict=True) if is_young)
+        self.oldest = max(self.oldest, *trained, 0)
+        return young
 
 
 def trajectory_samples(
-    trajectory: Trajectory, advantage: float, *, weight: float
+    trajectory: Trajectory, trained: Sequence[bool], advantage: float, *, weight: float
 ) -> list[TrainingSample]:
-    """One sample for each segment of the ledger; ``weight`` on every sampled token."""
+    """One sample for each segment of the ledger; ``weight`` on every token that is trained."""
     bounds = [*trajectory.segments, len(trajectory.token_ids)]
     samples = []
     for start, end in itertools.pairwise(bounds):
-        mask = trajectory.loss_mask[start:end]
+        mask = trained[start:end]
         if any(mask):
             samples.append(
                 TrainingSample(

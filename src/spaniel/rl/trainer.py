@@ -1,0 +1,188 @@
+"""Groups -> gradient -> weights -> sampler, and the proof at every step that they arrived."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spaniel.config import RLConfig
+from spaniel.errors import TrainingError
+from spaniel.learner import Learner, Microbatch
+from spaniel.policy.base import Policy
+from spaniel.rl.loss import policy_loss
+from spaniel.rl.samples import UpdateSamples
+from spaniel.types import Group, TrainingSample
+
+PROBE_TOKENS = 96
+MAX_UNCHANGED = 3
+"""Updates in a row that leave the sampler's log-probs bit-identical before the run stops."""
+
+RefLogprobs = Callable[[Sequence[TrainingSample]], list[Tensor]]
+
+
+class ProbedPolicy(Policy, Protocol):
+    """A policy whose weights can be checked: training needs it, evaluation does not."""
+
+    def probe(self, token_ids: Sequence[int]) -> Sequence[float]:
+        """Log-probs [len - 1] of a sequence at temperature 1, as the sampler computes them."""
+        ...
+
+    def forget(self) -> None:
+        """Drop every cache: the update needs the memory, and its weights make them stale."""
+        ...
+
+
+class PolicyTrainer:
+    """The ``Trainer`` over a learner and the sampler that follows it.
+
+    Args:
+        sampler_weights: what ``policy.load`` takes after an update (None when the sampler
+            shares the trainer's module).
+        ref_logprobs: of the frozen reference, for ``cfg.kl_beta`` > 0.
+    """
+
+    def __init__(
+        self,
+        cfg: RLConfig,
+        learner: Learner,
+        policy: ProbedPolicy,
+        sampler_weights: Callable[[], Any],
+        ref_logprobs: RefLogprobs | None = None,
+    ) -> None:
+        self.cfg, self.learner, self.policy = cfg, learner, policy
+        self._sampler_weights, self._ref_logprobs = sampler_weights, ref_logprobs
+        self._check = SamplerCheck(policy, learner, cfg.max_logprob_gap)
+        self._samples = self._new_update()
+
+    def _new_update(self) -> UpdateSamples:
+        return UpdateSamples(
+            scale_by_std=self.cfg.scale_by_std,
+            normalization=self.cfg.normalization,
+            keep_without_signal=self.cfg.kl_beta > 0,
+            version=self.learner.num_steps,
+            max_age=self.cfg.token_age_limit,
+        )
+
+    async def start(self) -> None:
+        """Give the sampler the weights to begin with."""
+        await self.policy.load(self.learner.num_steps, self._sampler_weights())
+
+    async def accumulate(self, groups: Sequence[Group]) -> None:
+        """Add the gradient of some groups to the coming update."""
+        if not self.cfg.overlaps:
+            self.policy.forget()
+            self._accumulate(groups)
+        else:
+            await asyncio.to_thread(self._accumulate, groups)
+
+    def _accumulate(self, groups: Sequence[Group]) -> None:
+        # The k-th trained token carries the k-th reference log-prob: the learner walks samples by
+        # length, and ``sorted`` is stable, so the walk can be repeated here.
+        samples = sorted(self._samples.add(groups), key=lambda s: len(s.token_ids))
+        reference: Iterator[Tensor] = iter(())
+        if self.cfg.kl_beta > 0:
+            assert self._ref_logprobs is not None, "kl_beta > 0 needs ref_logprobs"
+            reference = iter(torch.cat(self._ref_logprobs(samples)) if samples else ())
+
+        def objective(logprobs_T: Tensor, batch: Microbatch) -> tuple[Tensor, dict[str, Tensor]]:
+            ref_T = None
+            if self.cfg.kl_beta > 0:
+                ref_T = torch.stack([next(reference) for _ in range(len(logprobs_T))])
+                ref_T = ref_T.to(logprobs_T.device)
+            loss, metrics = policy_loss(
+                logprobs_T,
+                sampler_logprobs_T=batch.sampler_logprobs_T,
+                advantages_T=batch.advantages_T,
+                weights_T=batch.weights_T,
+                clip_low=self.cfg.clip_low,
+                clip_high=self.cfg.clip_high,
+                ref_logprobs_T=ref_T,
+                kl_beta=self.cfg.kl_beta,
+            )
+            gap_T = (logprobs_T.detach() - batch.sampler_logprobs_T).abs()
+            metrics["gap/sum"], metrics["gap/tokens"] = gap_T.sum(), torch.tensor(len(gap_T))
+            return loss, metrics
+
+        self.learner.accumulate(samples, objective, temperature=self.cfg.temperature)
+
+    async def update(self, version: int, groups: Sequence[Group]) -> dict[str, float]:
+        """Step on what was accumulated, give the sampler the weights, and check both.
+
+        No step is made when no group had a signal.
+
+        Raises:
+            TrainingError: sampler and trainer disagree, the update did not reach the sampler, or
+                loss or gradient is not finite.
+        """
+        made, scale = self._samples, 1 / max(1, self._samples.denominator)
+        totals = self.learner.apply(scale)
+        gap = totals.pop("gap/sum", 0.0) / max(1.0, totals.pop("gap/tokens", 0.0))
+        own = ("grad_norm", "learning_rate")
+        metrics = {key: value if key in own else value * scale for key, value in totals.items()}
+        metrics["gap/mean"] = gap
+        metrics["tokens/trained"] = float(made.num_tokens)
+        metrics["tokens/too_old"] = float(made.num_too_old)
+        metrics["tokens/oldest"] = float(made.oldest)
+        if made.oldest == 0:
+            self._check.agreement(version, gap)
+        await self.policy.load(version, self._sampler_weights())
+        self._check.sampler_moved(version, groups, updated="grad_norm" in metrics)
+        self._samples = self._new_update()
+        return metrics
+
+
+class SamplerCheck:
+    """Proof at every step that sampler and trainer hold the same weights, and new ones."""
+
+    def __init__(self, policy: ProbedPolicy, learner: Learner, max_gap: float) -> None:
+        self.policy, self.learner, self.max_gap = policy, learner, max_gap
+        self.probe_ids: tuple[int, ...] = ()
+        self.last: list[float] = []
+        self.num_unchanged = 0
+
+    def agreement(self, step: int, gap: float) -> None:
+        """Sampler and trainer log-probs of the tokens just trained on agree.
+
+        Where all of them came from the weights that the update started from, the gap is numerical
+        noise unless something is wrong.
+        """
+        if gap > self.max_gap:
+            raise TrainingError(
+                f"step {step}: sampler and trainer disagree by {gap:.4f} nats a token on the same "
+                f"tokens (rl.max_logprob_gap = {self.max_gap}): the sampler does not run the "
+                "trainer's weights, or computes them differently"
+            )
+
+    def sampler_moved(self, step: int, groups: Sequence[Group], *, updated: bool) -> None:
+        """After ``load``: the sampler's log-probs equal the trainer's and are not the old ones."""
+        if not self.probe_ids:
+            first = next((t for g in groups for t in g.scored), None)
+            if first is None:
+                return
+            self.probe_ids = first.token_ids[:PROBE_TOKENS]
+        sampler = list(self.policy.probe(self.probe_ids))
+        trainer = self._trainer_probe()
+        gap = float(np.mean(np.abs(np.array(sampler) - np.array(trainer))))
+        if gap > self.max_gap:
+            raise TrainingError(
+                f"step {step}: after the weight update the sampler is {gap:.4f} nats a token away "
+                f"from the trainer on a fixed text (allowed: {self.max_gap}): the update did not "
+                "reach it"
+            )
+        self.num_unchanged = self.num_unchanged + 1 if updated and sampler == self.last else 0
+        self.last = sampler
+        if self.num_unchanged >= MAX_UNCHANGED:
+            raise TrainingError(
+                f"step {step}: {MAX_UNCHANGED} updates in a row left the sampler's log-probs "
+                "bit-identical: training is a no-op. Raise the learning rate or the precision."
+            )
+
+    def _trainer_probe(self) -> list[float]:
+        weights = (0.0, *([1.0] * (len(self.probe_ids) - 1)))
+        sample = TrainingSample(
+            token_ids=self.probe_ids, weights=weights, sampler_logprobs=(0.0,) * len(weights)
+        )
+        return [float(v) for v in self.learner.logprobs([sample])[0]]
