@@ -193,6 +193,13 @@ def test_highlights_are_the_words_and_phrases_of_the_query():
     assert all(piece in excerpt_text for piece in pieces)
 
 
+@pytest.mark.parametrize("phrase", ["dying wish", "die wish", "of the apple", "the apple of"])
+def test_a_phrase_is_found_deep_in_a_long_text(phrase):
+    place = {"die wish": "dying wishes"}.get(phrase, phrase)
+    text = "The wish of an apple. " + FILLER * 200 + f"Here: {place}. " + FILLER * 20
+    assert place in shown(text, f'"{phrase}"', 12)[0]
+
+
 def test_overlapping_finds_are_one_highlight():
     assert shown("the big red apple", '"big red" "red apple"')[1] == ["big red apple"]
 

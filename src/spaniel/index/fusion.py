@@ -42,13 +42,15 @@ def rrf(
         weights = [1.0] * len(rankings)
     if len(weights) != len(rankings):
         raise ConfigError(f"got {len(weights)} weights for {len(rankings)} rankings")
-    shares: dict[DocId, list[float]] = {}
+    # A search fuses some hundred ids, so this is plain: tuples, and a sort without a key.
+    shares: dict[DocId, tuple[float, ...]] = {}
     for ranking, weight in zip(rankings, weights, strict=True):
         for rank, docid in enumerate(dict.fromkeys(ranking), start=1):
-            shares.setdefault(docid, []).append(weight / (k + rank))
+            share = weight / (k + rank)
+            shares[docid] = (*shares[docid], share) if docid in shares else (share,)
     # fsum rounds once, so that equal shares in another order are a tie and not 1 ulp apart.
-    scores = [(docid, math.fsum(parts)) for docid, parts in shares.items()]
-    return sorted(scores, key=lambda item: (-item[1], item[0]))
+    order = sorted([(-math.fsum(parts), found) for found, parts in shares.items()])
+    return [(docid, -negative) for negative, docid in order]
 
 
 class FusedEngine:

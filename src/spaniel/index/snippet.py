@@ -133,11 +133,12 @@ class _Finder:
         terms = analyzer.keyword_terms(" ".join((*query.keywords, *query.phrases)))
         self._gains = [_marginal_gains(idf(term[0])) for term in terms]
         self._words = {term[0]: i for i, term in enumerate(terms) if len(term) == 1}
-        self._needles = dict.fromkeys(_needle(word) for word in self._words)
+        self._needles = dict.fromkeys(n for word in self._words for n in _needles(word))
         # Neighbouring characters of a script without spaces are found as they are.
         self._pairs = {fold("".join(term)): i for i, term in enumerate(terms) if len(term) == 2}
         positioned = (analyzer.positioned(phrase) for phrase in query.phrases)
-        self._phrases = [tuple(term for _, term in tokens) for tokens in positioned if tokens]
+        phrases = [tuple(term for _, term in tokens) for tokens in positioned if tokens]
+        self._phrases = [(phrase, _phrase_pattern(phrase)) for phrase in phrases]
 
     def finds(self, folded: str) -> list[_Find]:
         """Where the terms stand, in text order; each place and term once."""
@@ -145,8 +146,10 @@ class _Finder:
         for pair, number in self._pairs.items():
             matches = islice(re.finditer(re.escape(pair), folded), _MAX_FINDS)
             finds.update(_Find(*match.span(), number) for match in matches)
-        if self._phrases or not finds:
-            # Irregular stems (dying, die) do not begin as the word does: look at every word.
+        for number, (phrase, pattern) in enumerate(self._phrases, start=len(self._gains)):
+            finds.update(_Find(*span, number) for span in self._places(folded, phrase, pattern))
+        if not finds:
+            # Some stems of some languages do not begin as the word does: look at every word.
             finds.update(self._find_everywhere(folded))
         return sorted(finds, key=lambda find: (find.start, find.term))
 
@@ -197,23 +200,52 @@ class _Finder:
             if term in self._words:
                 yield _Find(start, end, self._words[term])
         terms = [term for term, _, _ in tokens]
-        for number, phrase in enumerate(self._phrases, start=len(self._gains)):
-            for place in _places(terms, phrase):
-                yield _Find(tokens[place][1], tokens[place + len(phrase) - 1][2], number)
+        for number, (phrase, _) in enumerate(self._phrases, start=len(self._gains)):
+            for place, term in enumerate(terms):
+                last = place + len(phrase)
+                if term == phrase[0] and tuple(terms[place:last]) == phrase:
+                    yield _Find(tokens[place][1], tokens[last - 1][2], number)
+
+    def _places(
+        self, folded: str, phrase: tuple[str, ...], pattern: re.Pattern[str]
+    ) -> Iterator[tuple[int, int]]:
+        """Spans of a phrase whose words begin as their stems do."""
+        place, match = 0, pattern.search(folded)
+        while match:
+            end = self._end_of(folded, match.start(), phrase)
+            if end:
+                yield match.start(), end
+            place = end or match.start() + 1
+            match = pattern.search(folded, place)
+
+    def _end_of(self, folded: str, start: int, phrase: tuple[str, ...]) -> int:
+        """Where the phrase that begins at a place ends; 0 when it is another one."""
+        found: list[str] = []
+        for token in _TOKEN.finditer(folded, start):
+            found += self._terms_of_word(token[0])
+            if tuple(found) == phrase:
+                return token.end()
+            if len(found) >= len(phrase):
+                break
+        return 0
 
 
-def _places(terms: list[str], phrase: tuple[str, ...]) -> Iterator[int]:
-    for place, term in enumerate(terms):
-        if term == phrase[0] and tuple(terms[place : place + len(phrase)]) == phrase:
-            yield place
+def _phrase_pattern(phrase: tuple[str, ...]) -> re.Pattern[str]:
+    """What a text looks like where the phrase may stand."""
+    words = [f"(?:{'|'.join(map(re.escape, _needles(term)))})" for term in phrase]
+    if not _UNSPACED.match(phrase[0]):
+        words[0] = r"(?<![^\W_])" + words[0]
+    return re.compile(r"[^\W_]*[\W_]*".join(words))
 
 
-def _needle(term: str) -> str:
-    """What every regular form of a stem begins with: stemming rewrites the last letters."""
+def _needles(term: str) -> tuple[str, ...]:
+    """What the regular forms of a stem begin with: stemming rewrites the last letters."""
     term = fold(term)
     if len(term) > 4:
-        return term[: max(4, len(term) - 2)]
-    return term[:-1] if len(term) > 1 and term[-1] in "iey" else term
+        return (term[: max(4, len(term) - 2)],)
+    if len(term) == 3 and term.endswith("ie"):
+        return (term[:2], term[0] + "y")  # die, dying
+    return (term[:-1] if len(term) > 1 and term[-1] in "iey" else term,)
 
 
 def _marginal_gains(idf: float) -> list[float]:
@@ -239,18 +271,23 @@ def _cut(text: str, start: int, end: int, max_words: int) -> tuple[int, int]:
     """The span of at most ``max_words`` words of the text with ``start:end`` in them."""
     reach = max_words * _CHARS_PER_WORD
     low, high = _between_words(text, start - reach, end + reach)
-    words = [match.span() for match in WORD.finditer(text, low, high)]
-    starts = [word_start for word_start, _ in words]
+    starts = [match.start() for match in WORD.finditer(text, low, high)]
     first = max(0, bisect_right(starts, start) - 1)
     last = max(bisect_left(starts, end), first + 1)
     sentences = [bisect_left(starts, place) for place in _sentence_starts(text, low, high)]
-    first, last = _grow(first, min(last, first + max_words), sentences, len(words), max_words)
-    begin, stop = words[first][0], words[last - 1][1]
+    first, last = _grow(first, min(last, first + max_words), sentences, len(starts), max_words)
+    begin, stop = starts[first], _word_end(text, starts[last - 1])
     while splits_grapheme(text, begin):
         begin -= 1
     while splits_grapheme(text, stop):
         stop += 1
     return begin, stop
+
+
+def _word_end(text: str, start: int) -> int:
+    word = WORD.match(text, start)
+    assert word is not None
+    return word.end()
 
 
 def _between_words(text: str, low: int, high: int) -> tuple[int, int]:

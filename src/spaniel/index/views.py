@@ -271,8 +271,11 @@ class _OpenIndex:
             rows = self._rows_at([address for _, address in hits])
             best: dict[int, float] = {}
             for row, (score, _) in zip(rows, hits, strict=True):
-                best.setdefault(row, score)
-            ranked = sorted(best.items(), key=lambda item: (-item[1], item[0]))
+                if row not in best:
+                    best[row] = score
+            ranked = list(best.items())
+            if not self._ties_by_row:
+                ranked.sort(key=lambda item: (-item[1], item[0]))
             if len(hits) < limit:
                 return ranked[:k]
             # A tie cut by the limit may hide a row that comes first.

@@ -6,6 +6,7 @@ alone does not fill a view with documents that the keywords do not touch.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from spaniel.index.analysis import Analyzer
 from spaniel.index.backend import View
@@ -33,10 +34,15 @@ class Wanted:
 
 def wanted(analyzer: Analyzer, view: View, query: Query) -> Wanted:
     """What a view looks for; without phrases, terms and site it finds nothing."""
+    return _wanted(analyzer, view == "title", query)
+
+
+@lru_cache(maxsize=1024)  # the views of one search ask for the same
+def _wanted(analyzer: Analyzer, in_title: bool, query: Query) -> Wanted:
     positioned = [analyzer.positioned(text) for text in query.phrases]
     phrases = tuple(tuple(phrase) for phrase in positioned if phrase)
     # A title is ranked by the words of phrases too: the phrase itself is sought in the body.
-    words = query.keywords + query.phrases if view == "title" else query.keywords
+    words = query.keywords + query.phrases if in_title else query.keywords
     terms = tuple(analyzer.keyword_terms(" ".join(words))[:MAX_QUERY_TERMS])
-    needs_term = bool(terms) and (view == "title" or not phrases)
+    needs_term = bool(terms) and (in_title or not phrases)
     return Wanted(phrases=phrases, terms=terms, site=query.site, needs_term=needs_term)
