@@ -367,6 +367,38 @@ def rl(
     _stage(recipe, ctx.args, force, "make_rl", resume=resume)
 
 
+@app.command(context_settings=WITH_OVERRIDES)
+def simulate(
+    ctx: typer.Context,
+    recipe: RecipePath,
+    group_median: Annotated[
+        float, typer.Option(min=0.001, help="Minutes of a group's sampling, median.")
+    ] = 23.6,
+    group_p99: Annotated[float, typer.Option(min=0.001, help="The same, 99th percentile.")] = 91.7,
+    update: Annotated[float, typer.Option(min=0.001, help="Minutes of an update.")] = 20.0,
+    slots: Annotated[int, typer.Option(min=1, help="Groups sampled at once.")] = 40,
+    windows: Annotated[str, typer.Option(help="Values of rl.window to compare.")] = "1,2,4,8",
+    updates: Annotated[int, typer.Option(min=1, help="Updates to simulate.")] = 100,
+) -> None:
+    """Say what sampling ahead would gain and how stale it would be, without a model.
+
+    The recipe's own scheduler runs on a clock that jumps. The default times are those of a deep
+    researcher's training: hours of work, simulated in seconds.
+    """
+    from spaniel.rl.simulate import Workload, comparison
+
+    cfg = _load(recipe, ctx.args).rl
+    try:
+        wanted = [int(window) for window in windows.split(",")]
+    except ValueError:
+        raise ConfigError(f"--windows must be numbers with commas, got {windows!r}") from None
+    if group_p99 <= group_median or min(wanted) < 0:
+        raise ConfigError("--group-p99 must be above --group-median, and windows 0 or more")
+    workload = Workload(group_median=group_median, group_p99=group_p99, update=update, slots=slots)
+    for line in comparison(cfg, workload, wanted, updates=updates, seed=0):
+        print(line)
+
+
 @app.command("eval", context_settings=WITH_OVERRIDES)
 def evaluate(ctx: typer.Context, recipe: RecipePath, force: Force = False) -> None:
     """Score the policy and every baseline on the held-out questions; write the report."""

@@ -696,7 +696,7 @@ class RLConfig(StageConfig):
     """A group whose rewards are all equal is replaced by another question's."""
     max_refill: float = Field(3.0, ge=0)
     """At most so many batches of groups are dropped in a step before it makes do with fewer."""
-    stall_s: float = Field(7200.0, gt=0)
+    stall_s: float = Field(14_400.0, gt=0)
     """The run stops when no group was finished for so many seconds."""
     scale_by_std: bool = False
     """Advantage (r - mean) / (std + eps) instead of r - mean."""

@@ -174,6 +174,18 @@ def test_a_run_killed_at_any_moment_resumes_to_the_same_weights(folder, trained,
     assert read_json(copy / "runs/e2e/stages/rl.json")["outputs"] == whole
 
 
+@pytest.mark.slow
+def test_the_same_run_can_sample_ahead_of_its_updates(folder, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(folder, copy)
+    spaniel(copy, "rl", "recipe.toml", "--rl.window", "2", "--rl.start_groups", "1")
+    rows = metrics(copy)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    assert all(row["tokens/oldest"] <= 2 for row in rows)
+    assert any(row["tokens/oldest"] > 0 for row in rows)
+    assert all(row["groups/ready"] + row["groups/under_way"] <= 9 for row in rows)
+
+
 def test_other_settings_on_a_finished_stage_are_refused_with_the_difference(trained):
     done = spaniel(trained, "rl", "recipe.toml", "--rl.steps", "9", check=False)
     assert done.returncode == 2

@@ -42,14 +42,13 @@ def rrf(
         weights = [1.0] * len(rankings)
     if len(weights) != len(rankings):
         raise ConfigError(f"got {len(weights)} weights for {len(rankings)} rankings")
-    # A search fuses some hundred ids, so this is plain: tuples, and a sort without a key.
-    shares: dict[DocId, tuple[float, ...]] = {}
+    shares: dict[DocId, list[float]] = {}
     for ranking, weight in zip(rankings, weights, strict=True):
         for rank, docid in enumerate(dict.fromkeys(ranking), start=1):
-            share = weight / (k + rank)
-            shares[docid] = (*shares[docid], share) if docid in shares else (share,)
+            shares.setdefault(docid, []).append(weight / (k + rank))
     # fsum rounds once, so that equal shares in another order are a tie and not 1 ulp apart.
-    order = sorted([(-math.fsum(parts), found) for found, parts in shares.items()])
+    # A sort without a key: a search fuses some hundred ids.
+    order = sorted([(-math.fsum(parts), docid) for docid, parts in shares.items()])
     return [(docid, -negative) for negative, docid in order]
 
 

@@ -86,7 +86,8 @@ def simulate(cfg: RLConfig, workload: Workload, *, updates: int, seed: int = 0) 
 
     Deterministic for a seed.
     """
-    world = _World(cfg.model_copy(update={"steps": updates}), workload, seed)
+    patient = {"steps": updates, "stall_s": math.inf, "max_failed_frac": 1.0}
+    world = _World(cfg.model_copy(update=patient), workload, seed)
     _, seconds = run_in_virtual_time(world.run())
     minutes = seconds / 60
     ages = [age for age, count in world.ages.items() for _ in range(count)]
@@ -107,6 +108,32 @@ def simulate(cfg: RLConfig, workload: Workload, *, updates: int, seed: int = 0) 
         too_old=world.num_too_old / max(1, num_tokens + world.num_too_old),
         bound_minutes=per_update * updates,
     )
+
+
+def comparison(
+    cfg: RLConfig, workload: Workload, windows: Sequence[int], *, updates: int, seed: int = 0
+) -> list[str]:
+    """A table of some windows, the synchronous run first, for a person."""
+    lines = [
+        "window  min/update  vs sync  vs bound  trainer  slots  mean age  oldest  too old",
+    ]
+    synchronous = 0.0
+    for window in sorted({0, *windows}):
+        start = cfg.start_groups if window else None
+        at = cfg.model_copy(update={"window": window, "start_groups": start})
+        found = simulate(at, workload, updates=updates, seed=seed)
+        synchronous = synchronous or found.minutes
+        lines.append(
+            f"{window:>6}  {found.minutes_per_update:>10.1f}  "
+            f"{synchronous / found.minutes:>6.2f}x  {found.minutes / found.bound_minutes:>8.3f}  "
+            f"{found.trainer_busy:>7.0%}  {found.slots_busy:>5.0%}  {found.mean_age:>8.2f}  "
+            f"{found.oldest:>6}  {found.too_old:>7.1%}"
+        )
+    lines.append(
+        f"bound (perfect overlap): {found.bound_minutes / updates:.1f} min/update; {updates} "
+        f"updates of {cfg.groups_per_step} groups"
+    )
+    return lines
 
 
 class _World:
