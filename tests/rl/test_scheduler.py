@@ -14,8 +14,8 @@ from spaniel.errors import TrainingError
 from spaniel.rl.samples import UpdateSamples
 from spaniel.rl.scheduler import EverythingSolved, Scheduler
 from spaniel.rl.train import train
+from spaniel.rl.virtual_time import run_in_virtual_time
 from spaniel.types import Group, Question, StopReason, Trajectory
-from spaniel.virtual_time import run_in_virtual_time
 
 QUESTIONS = [Question(qid=f"q{i}", text="?", targets=("d",)) for i in range(10)]
 FLAT, GOOD, FAILED, SOLVED = "flat", "good", "failed", "solved"

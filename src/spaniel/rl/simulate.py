@@ -20,8 +20,8 @@ from spaniel.config import RLConfig
 from spaniel.rl.samples import UpdateSamples
 from spaniel.rl.scheduler import Dispatch, Scheduler
 from spaniel.rl.train import train
+from spaniel.rl.virtual_time import run_in_virtual_time
 from spaniel.types import Group, Question, StopReason, Trajectory
-from spaniel.virtual_time import run_in_virtual_time
 
 TOKENS = 16
 """Of a simulated trajectory: each gets the version of the moment it would be sampled."""

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spaniel.virtual_time import run_in_virtual_time
+from spaniel.rl.virtual_time import run_in_virtual_time
 
 
 def test_hours_pass_in_no_time():
