@@ -17,7 +17,7 @@ both sample, read and train on exactly the same tokens; the gradient norms, whic
 show that they compute the same thing.
 
 TRL gets what makes it fast here: no gradient checkpointing, nothing logged or saved, no second pass
-for old log-probs, and a batch size of the update chosen by trying. It samples with
+for old log-probs, and a batch size of the update chosen by trying, as Spaniel's is. It samples with
 ``transformers.generate``: vLLM needs a GPU, and transformers' continuous batching refuses this
 architecture ("Invalid layer type: conv"). Steps of both alternate, after one of each to warm up.
 Prints one JSON object.
@@ -65,7 +65,9 @@ from spaniel.policy.load import load_policy_model
 from spaniel.policy.torch_engine import TorchEngine
 from spaniel.renderer import ChatRenderer
 from spaniel.rewards.ranking import reward as reward_of
-from spaniel.rl.train import question_order, train
+from spaniel.rl.scheduler import Dispatch, Scheduler
+from spaniel.rl.train import train
+from spaniel.rl.trainer import PolicyTrainer
 from spaniel.rollout import Runner, seed_of
 from spaniel.types import (
     Completion,
@@ -107,10 +109,8 @@ class Task:
         self.group_size, self.turns = args.group_size, args.turns
 
     def questions_of(self, step: int) -> list[Question]:
-        """The question of each slot, as the training loop orders them."""
-        count = len(self.questions)
-        order = question_order(self.questions, seed=SEED, start=(step - 1) * count)
-        return list(itertools.islice(order, count))
+        """The question of each slot."""
+        return self.questions
 
     def episode(self, question: Question, step: int, slot: int, number: int) -> Episode:
         """With the same shown ids as that rollout of the training loop."""
@@ -190,7 +190,11 @@ class SpanielSide:
             max_live_episodes=len(task.questions) * task.group_size,
         )
         self.optimizer = OptimizerConfig(
-            learning_rate=LEARNING_RATE, warmup_frac=0.0, beta2=BETA2, max_grad_norm=MAX_GRAD_NORM
+            learning_rate=LEARNING_RATE,
+            warmup_frac=0.0,
+            beta2=BETA2,
+            max_grad_norm=MAX_GRAD_NORM,
+            microbatch_tokens=args.microbatch_tokens,
         )
         self.learner = Learner(model, self.optimizer, total_steps=self.num_steps)
         self.runner = Runner(self.engine, task.renderer, task.environment, RewardConfig())
@@ -214,19 +218,23 @@ class SpanielSide:
             self.metrics.append(metrics)
             self.groups = list(groups)
 
+        slots = {q.qid: slot for slot, q in enumerate(self.task.questions_of(step))}
+
+        async def sample(dispatch: Dispatch) -> Group:
+            slot = slots[dispatch.question.qid]
+            name = f"step{step}/{slot}/{dispatch.question.qid}"
+            seed = seed_of(SEED, "rollout", step, slot)
+            return await self.runner.group(dispatch.question, cfg.group_size, seed=seed, name=name)
+
+        async def one_step() -> None:
+            trainer = PolicyTrainer(cfg, self.learner, self.engine, lambda: None)
+            await trainer.start()
+            order = self.task.questions_of(step)
+            scheduler = Scheduler(cfg, order, sample, seed=SEED, version=self.learner.num_steps)
+            await train(cfg, scheduler, trainer, done=self.learner.num_steps, on_step=on_step)
+
         started = time.perf_counter()
-        asyncio.run(
-            train(
-                cfg,
-                questions=self.task.questions,
-                runner=self.runner,
-                policy=self.engine,
-                learner=self.learner,
-                sampler_weights=lambda: None,
-                seed=SEED,
-                on_step=on_step,
-            )
-        )
+        asyncio.run(one_step())
         return time.perf_counter() - started
 
     @property
@@ -478,6 +486,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--trl-batch", type=int, default=4, help="sequences of a forward pass")
+    parser.add_argument(
+        "--microbatch-tokens", type=int, default=4096, help="tokens of a forward pass of ours"
+    )
     parser.add_argument("--questions", type=int, default=8)
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--turns", type=int, default=6)

@@ -210,7 +210,8 @@ def test_a_step_makes_do_with_fewer_groups_when_the_refill_is_spent():
 
 def test_a_step_without_any_signal_says_so():
     world = World(config(dynamic_sampling=True), ending=lambda n: FLAT)
-    with pytest.raises(TrainingError, match=r"none of (\d+) groups can be trained: \1 without signal"):
+    message = r"none of (\d+) groups can be trained: \1 without signal"
+    with pytest.raises(TrainingError, match=message):
         world.run()
 
 
