@@ -97,6 +97,47 @@ def test_a_finished_stage_is_not_made_again(recipe, monkeypatch):
     assert "corpus: up to date" in err
 
 
+def test_an_index_is_built_asked_read_changed_and_checked(recipe, tmp_path):
+    def index(*arguments):
+        result = CliRunner().invoke(app, ["index", *map(str, arguments)])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    index("build", recipe)
+    assert "Title 3  [d3]" in index("search", recipe, "words 3", "--k", "1")
+    assert index("read", recipe, "d3") == "Title 3\n\nwords 3\n"
+    (tmp_path / "more.jsonl").write_text('{"docid": "x", "title": "Beagle", "text": "a hound"}\n')
+    assert "1 documents added" in index("add", recipe, tmp_path / "more.jsonl")
+    assert "Beagle" in index("search", recipe, "hound")
+    assert "1 deleted: 5 in the index" in index("delete", recipe, "--docid", "d3")
+    assert "Title 3" not in index("search", recipe, "words 3")
+    assert "5 documents" in index("verify", recipe)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["read", "recipe.toml", "nowhere"], "no document has the docid 'nowhere'"),
+        (["delete", "recipe.toml", "--docid", "nowhere"], "nothing was changed"),
+        (["delete", "recipe.toml"], "name what to delete"),
+        (["add", "recipe.toml", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["add", "recipe.toml", "corpus.jsonl"], "add --replace"),
+    ],
+)
+def test_what_an_index_cannot_do_is_one_line(recipe, monkeypatch, arguments, message):
+    run(monkeypatch, "index", "build", recipe)
+    code, err = run(monkeypatch, "index", *arguments)
+    assert code == 2
+    assert message in err.splitlines()[-1]
+
+
+def test_a_deleted_target_is_warned_of(recipe, monkeypatch):
+    run(monkeypatch, "index", "build", recipe)
+    code, err = run(monkeypatch, "index", "delete", recipe, "--docid", "d1")
+    assert code == 0
+    assert "1 questions ask for a document that was deleted" in err
+
+
 def test_ctrl_c_is_exit_code_130(monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt

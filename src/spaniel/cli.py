@@ -125,6 +125,25 @@ def index_search(
         say(f"note: {note}")
 
 
+@index_app.command("read", context_settings=WITH_OVERRIDES)
+def index_read(
+    ctx: typer.Context,
+    recipe: RecipePath,
+    docid: Annotated[str, typer.Argument(help="As `spaniel index search` shows it.")],
+) -> None:
+    """Print one document, whole."""
+    from spaniel.run import Run
+    from spaniel.workbench import Workbench
+
+    engine = Workbench(Run(_load(recipe, ctx.args))).engine
+    try:
+        document = engine.read(docid)
+    except KeyError:
+        raise DataError(f"no document has the docid {docid!r}") from None
+    heading = "  ".join(part for part in (document.title, document.url) if part)
+    print(f"{heading}\n\n{document.text}" if heading else document.text)
+
+
 def _marked(snippet: str, query: str, language: str) -> str:
     """An excerpt with the query's words in bold, on a terminal."""
     if not sys.stdout.isatty():
