@@ -15,7 +15,7 @@ from tests.endpoint_server import Server
 from spaniel.config import EnvConfig, HttpConfig
 from spaniel.env.episode import Environment
 from spaniel.errors import ArtifactError, ConfigError, QueryError, ToolError
-from spaniel.index.engine import SearchEngine
+from spaniel.index.engine import SearchEngine, headings
 from spaniel.index.remote import retry
 from spaniel.index.remote.http import HttpEngine
 from spaniel.index.remote.retry import Breaker
@@ -112,6 +112,19 @@ def test_documents_at_hand_are_not_fetched_again(running):
     outside.read_batch(["d2", "d1", "d1"])
     outside.read("d1")
     assert server.server.num_reads == 2
+
+
+def test_headings_come_without_their_texts_and_once(running):
+    server = running(WordEngine(DOCUMENTS))
+    outside = client(server.url)
+    found = headings(outside, ["odd", "d1", "odd"])
+    assert [d.title for d in found] == ["Zoë “q”", outside.read("d1").title, "Zoë “q”"]
+    assert [d.text for d in found] == [""] * 3
+    assert outside.read("odd").text
+    headings(outside, ["d1"])
+    assert server.server.num_reads == 4
+    with pytest.raises(KeyError, match="nope"):
+        headings(outside, ["nope"])
 
 
 class Fussy(WordEngine):

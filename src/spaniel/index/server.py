@@ -1,7 +1,7 @@
 """One index over HTTP for many trainers (``spaniel index serve``).
 
-    POST /search    {"queries": [str], "k": int}   -> {"fingerprint", "results": [[hit]]}
-    POST /read      {"docids": [str]}              -> {"fingerprint", "documents": [document]}
+    POST /search    {"queries": [str], "k": int}     -> {"fingerprint", "results": [[hit]]}
+    POST /read      {"docids": [str], "texts": bool} -> {"fingerprint", "documents": [document]}
     POST /retrieve  {"queries": [str], "topk": int, "return_scores": bool}   as Search-R1 asks
     GET  /health    -> {"status", "fingerprint", "version"}
     GET  /metrics   -> counters in the text format of Prometheus
@@ -29,7 +29,7 @@ from starlette.routing import Route
 
 from spaniel import __version__
 from spaniel.errors import ConfigError, QueryError
-from spaniel.index.engine import SearchEngine
+from spaniel.index.engine import SearchEngine, headings
 from spaniel.store import to_plain
 from spaniel.types import Document
 
@@ -53,6 +53,8 @@ class ReadBody(_Body):
     """``POST /read``."""
 
     docids: Annotated[list[str], Field(max_length=1024)]
+    texts: bool = True
+    """Without them only title, URL, links and metadata come."""
 
 
 class RetrieveBody(_Body):
@@ -169,7 +171,7 @@ class SearchServer:
 
     async def _read(self, request: Request) -> dict[str, Any]:
         body = await _parse(request, ReadBody)
-        documents = await self.desk.run(lambda: self._documents(body.docids))
+        documents = await self.desk.run(lambda: self._documents(body))
         self.num_reads += len(body.docids)
         return {"fingerprint": self.fingerprint, "documents": to_plain(documents)}
 
@@ -255,9 +257,11 @@ class SearchServer:
         if host.strip("[]") not in LOOPBACK:
             raise _Failure(403, "host", f"host {host!r} is not this machine; see --allow-remote")
 
-    def _documents(self, docids: list[str]) -> list[Document]:
+    def _documents(self, body: ReadBody) -> list[Document]:
         try:
-            return self.engine.read_batch(docids)
+            if body.texts:
+                return self.engine.read_batch(body.docids)
+            return [replace(d, text="") for d in headings(self.engine, body.docids)]
         except KeyError as error:
             unknown = str(error.args[0]) if error.args else ""
             raise _Failure(404, "docid", unknown) from None

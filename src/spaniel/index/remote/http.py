@@ -56,6 +56,7 @@ class HttpEngine:
             breaker=Breaker(cfg.failures_before_pause, cfg.pause_s),
         )
         self._documents: OrderedDict[str, Document] = OrderedDict()
+        self._headings: OrderedDict[str, Document] = OrderedDict()
         self._lock = threading.Lock()
         try:
             self._fingerprint = self._ask("GET", "/health")["fingerprint"]
@@ -96,16 +97,25 @@ class HttpEngine:
 
     def read_batch(self, docids: Sequence[str]) -> list[Document]:
         """``read`` for each docid; those that are not at hand in one request."""
+        return self._read(docids, self._documents, texts=True)
+
+    def headings(self, docids: Sequence[str]) -> list[Document]:
+        """Each document without its text; those that are not at hand in one request."""
+        return self._read(docids, self._headings, texts=False)
+
+    def _read(
+        self, docids: Sequence[str], kept: OrderedDict[str, Document], *, texts: bool
+    ) -> list[Document]:
         with self._lock:
-            found = {d: self._documents[d] for d in docids if d in self._documents}
+            found = {d: kept[d] for d in docids if d in kept}
         missing = [d for d in dict.fromkeys(docids) if d not in found]
         if missing:
-            answer = self._ask("POST", "/read", {"docids": missing})
+            answer = self._ask("POST", "/read", {"docids": missing, "texts": texts})
             self._check(answer)
             for row in answer["documents"]:
                 document = from_plain(Document, row, where=self._url)
                 found[document.docid] = document
-        self._keep(found)
+        self._keep(found, kept)
         return [found[docid] for docid in docids]
 
     def close(self) -> None:
@@ -146,10 +156,10 @@ class HttpEngine:
                 f"({answer.get('fingerprint')} instead of {self._fingerprint}): start again"
             )
 
-    def _keep(self, documents: dict[str, Document]) -> None:
+    def _keep(self, documents: dict[str, Document], kept: OrderedDict[str, Document]) -> None:
         with self._lock:
             for docid, document in documents.items():
-                self._documents[docid] = document
-                self._documents.move_to_end(docid)
-            while len(self._documents) > DOCUMENTS_KEPT:
-                self._documents.popitem(last=False)
+                kept[docid] = document
+                kept.move_to_end(docid)
+            while len(kept) > DOCUMENTS_KEPT:
+                kept.popitem(last=False)
