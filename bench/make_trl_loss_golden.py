@@ -83,7 +83,7 @@ def trl_loss(sequences: list[dict[str, Any]], case: dict[str, Any]) -> dict[str,
         epsilon_low=case["epsilon"],
         epsilon_high=case["epsilon_high"],
         max_completion_length=MAX_COMPLETION_LENGTH,
-        importance_sampling_level="token",
+        importance_sampling_level=case["level"],
         top_entropy_quantile=1.0,
         off_policy_mask_threshold=None,
         use_vllm=False,
@@ -111,8 +111,12 @@ def trl_loss(sequences: list[dict[str, Any]], case: dict[str, Any]) -> dict[str,
         "gradient": [
             row[: len(s["mask"])].tolist() for row, s in zip(logps.grad, sequences, strict=True)
         ],
-        "clipped_low_frac": metrics["clip_ratio/low_mean"][0],
-        "clipped_high_frac": metrics["clip_ratio/high_mean"][0],
+        "clipped_low_frac": metrics["clip_ratio/low_mean"][0]
+        if "clip_ratio/low_mean" in metrics
+        else None,
+        "clipped_high_frac": metrics["clip_ratio/high_mean"][0]
+        if "clip_ratio/high_mean" in metrics
+        else None,
     }
 
 
@@ -121,12 +125,21 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     sequences = make_batch()
-    cases = [
-        {"loss_type": loss_type, "beta": beta, "epsilon": low, "epsilon_high": high}
-        for loss_type in ("dapo", "grpo", "dr_grpo")
-        for beta in (0.0, 0.05)
-        for low, high in ((0.2, 0.2), (0.2, 0.28))
+    settings = [
+        *(
+            (loss_type, "token", beta, low, high)
+            for loss_type in ("dapo", "grpo", "dr_grpo")
+            for beta in (0.0, 0.05)
+            for low, high in ((0.2, 0.2), (0.2, 0.28))
+        ),
+        # CISPO's bound is the highest weight itself; GSPO's bounds are narrow.
+        ("cispo", "token", 0.0, 0.2, 1.28),
+        ("cispo", "token", 0.05, 0.2, 1.1),
+        ("grpo", "sequence", 0.0, 0.05, 0.05),
+        ("grpo", "sequence", 0.05, 0.02, 0.1),
     ]
+    names = ("loss_type", "level", "beta", "epsilon", "epsilon_high")
+    cases = [dict(zip(names, values, strict=True)) for values in settings]
     golden = {
         "made_by": "bench/make_trl_loss_golden.py",
         "trl": trl.__version__,

@@ -703,12 +703,23 @@ class RLConfig(StageConfig):
     normalization: Literal["token", "sequence", "group"] = "token"
     """Denominator of the loss: trained tokens of the update; each sequence's own length
     (biased, for the ablation); each group's tokens."""
+    surrogate: Literal["clip", "icepop", "cispo", "none"] = "clip"
+    """What becomes of a token whose ratio to the sampling policy is far from 1: PPO's clip; left out
+    (IcePop); its weight clipped but not its gradient (CISPO); nothing."""
+    ratio: Literal["token", "sequence"] = "token"
+    """Each token's own ratio, or its sequence's geometric mean (GSPO)."""
     clip_low: float = Field(0.2, gt=0, lt=1)
-    """The ratio to the sampling policy is clipped at 1 - clip_low."""
+    """The ratio is clipped at 1 - clip_low."""
     clip_high: float = Field(0.28, gt=0)
-    """The ratio to the sampling policy is clipped at 1 + clip_high."""
+    """The ratio is clipped at 1 + clip_high."""
+    band_low: float = Field(0.2, ge=0, lt=1)
+    """IcePop leaves tokens out whose ratio is below."""
+    band_high: float = Field(5.0, gt=1)
+    """IcePop leaves tokens out whose ratio is above."""
     kl_beta: float = Field(0.0, ge=0)
     """Weight of KL to the frozen policy that RL started from."""
+    kl_estimator: Literal["k1", "k3"] = "k3"
+    """``k3`` is a term of the loss, ``k1`` of the advantages."""
     temperature: float = Field(1.0, gt=0)
     """Of sampling; the trainer's log-probs use the same."""
     max_logprob_gap: float = Field(0.02, gt=0)

@@ -20,7 +20,7 @@ PROMPT = 2
 
 
 def name(case):
-    return f"{case['loss_type']}-beta{case['beta']}-high{case['epsilon_high']}"
+    return f"{case['loss_type']}-{case['level']}-beta{case['beta']}-high{case['epsilon_high']}"
 
 
 def first_id(number):
@@ -66,7 +66,7 @@ def samples_of(case):
         ]
     return samples_of_update(
         groups(),
-        normalization={"dapo": "token", "grpo": "sequence"}[case["loss_type"]],
+        normalization="sequence" if case["loss_type"] == "grpo" else "token",
         keep_without_signal=case["beta"] > 0,
     )
 
@@ -84,14 +84,18 @@ def ours(case):
     (batch,) = microbatches(samples_of(case), 100_000, torch.device("cpu"))
     ids = batch.targets_T.tolist()
     logprobs, reference = by_id("logprobs"), by_id("ref_logprobs")
+    is_cispo = case["loss_type"] == "cispo"
     logprobs_T = torch.tensor([logprobs[i] for i in ids], dtype=torch.float64, requires_grad=True)
     loss, _ = policy_loss(
         logprobs_T,
         sampler_logprobs_T=batch.sampler_logprobs_T,
         advantages_T=batch.advantages_T,
         weights_T=batch.weights_T,
+        surrogate="cispo" if is_cispo else "clip",
         clip_low=case["epsilon"],
-        clip_high=case["epsilon_high"],
+        # TRL's bound is the weight itself, ours how far it is above 1.
+        clip_high=case["epsilon_high"] - is_cispo,
+        sequences_T=batch.rows_T if case["level"] == "sequence" else None,
         ref_logprobs_T=torch.tensor([reference[i] for i in ids], dtype=torch.float64),
         kl_beta=case["beta"],
     )
@@ -119,7 +123,9 @@ def test_the_gradient_equals_trls_token_by_token(case):
 
 
 def test_the_recorded_batch_reaches_both_clip_bounds_and_every_case_differs():
-    assert all(c["clipped_low_frac"] > 0 and c["clipped_high_frac"] > 0 for c in GOLDEN["cases"])
+    clipped = [c for c in GOLDEN["cases"] if c["loss_type"] != "cispo"]
+    assert all(c["clipped_low_frac"] > 0 for c in clipped)
+    assert all(c["clipped_high_frac"] > 0 for c in clipped if c["level"] == "token")
     losses = sorted(case["loss"] for case in GOLDEN["cases"])
-    assert len(losses) == 12
+    assert len(losses) == 16
     assert min(b - a for a, b in itertools.pairwise(losses)) > 1e-5

@@ -97,10 +97,14 @@ class PolicyTrainer:
                 sampler_logprobs_T=batch.sampler_logprobs_T,
                 advantages_T=batch.advantages_T,
                 weights_T=batch.weights_T,
+                surrogate=self.cfg.surrogate,
                 clip_low=self.cfg.clip_low,
                 clip_high=self.cfg.clip_high,
+                band=(self.cfg.band_low, self.cfg.band_high),
+                sequences_T=batch.rows_T if self.cfg.ratio == "sequence" else None,
                 ref_logprobs_T=ref_T,
                 kl_beta=self.cfg.kl_beta,
+                kl_estimator=self.cfg.kl_estimator,
             )
             gap_T = (logprobs_T.detach() - batch.sampler_logprobs_T).abs()
             metrics["gap/sum"], metrics["gap/tokens"] = gap_T.sum(), torch.tensor(len(gap_T))
