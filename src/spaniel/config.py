@@ -314,8 +314,12 @@ class RetrieverTrainingConfig(StageConfig):
 
 
 class RerankerTrainingConfig(RetrieverTrainingConfig):
-    """``spaniel index train-reranker``: a cross-encoder, or an encoder that becomes one, learns
-    to put targets before the engine's other hits."""
+    """``spaniel index train-reranker``: a cross-encoder learns to put targets before the engine's
+    other hits."""
+
+    model: str = "cross-encoder/ms-marco-MiniLM-L6-v2"
+    """Where it starts, by Hub name or path: a cross-encoder. A plain encoder such as ``minilm``
+    works too, but some hundred questions do not make a reranker of it."""
 
 
 class EncoderTrainingConfig(RetrieverTrainingConfig):
@@ -404,8 +408,10 @@ class IndexConfig(StageConfig):
     opensearch: OpenSearchConfig | None = None
     """The cluster of the ``opensearch`` engine."""
     rerank: str | None = None
-    """A cross-encoder puts the engine's best hits in order: the directory that ``spaniel index
-    train-reranker`` made, or a Hub name such as ``cross-encoder/ms-marco-MiniLM-L6-v2``."""
+    """What puts the engine's best hits in order: the directory that ``spaniel index
+    train-reranker`` made, a cross-encoder's Hub name such as
+    ``cross-encoder/ms-marco-MiniLM-L6-v2``, or ``late-interaction``, the untuned reranker of
+    the evaluation's table, for the ``dense`` engine."""
     rerank_candidates: int = Field(30, ge=2)
     """Hits it orders."""
     max_rerank_tokens: int = Field(256, ge=16)
@@ -664,8 +670,9 @@ class BaseConfig(StageConfig):
     """After the copying, until this share of the time: drills only."""
     tight_frac: float = Field(0.5, ge=0, le=1)
     """Until this share of the time: tight walks, and a third of drills."""
-    mixed_frac: float = Field(0.7, ge=0, le=1)
-    """Until this share of the time: tight walks and demonstrations; demonstrations after it."""
+    mixed_frac: float = Field(0.85, ge=0, le=1)
+    """Until this share of the time: two tight walks and two demonstrations for each drill, so that
+    reading is not forgotten; demonstrations after it."""
     minutes: float = Field(60.0, gt=0)
     """Wall-clock budget of the training; the schedule is laid out over it."""
     tokens_per_step: int = Field(8000, ge=64)

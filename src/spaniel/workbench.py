@@ -152,12 +152,21 @@ class Workbench:
 
     @cached_property
     def reranker(self) -> Reranker:
-        """The cross-encoder of ``index.rerank``."""
-        from spaniel.index.cross_encoder import CrossEncoderReranker
-
+        """What ``index.rerank`` names."""
         cfg = self.recipe.index
         if cfg.rerank is None:
             raise ConfigError("set index.rerank: the cross-encoder")
+        if cfg.rerank == "late-interaction":
+            from spaniel.index.late_interaction import LateInteraction
+
+            if cfg.engine != "dense":
+                raise ConfigError(
+                    "index.rerank = late-interaction adds to the similarity of vectors: it needs "
+                    f"index.engine = dense, got {cfg.engine}"
+                )
+            return LateInteraction(max_tokens=cfg.max_rerank_tokens)
+        from spaniel.index.cross_encoder import CrossEncoderReranker
+
         return CrossEncoderReranker(cfg.rerank, max_tokens=cfg.max_rerank_tokens)
 
     @cached_property

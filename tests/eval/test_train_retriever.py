@@ -19,6 +19,7 @@ from spaniel.errors import ArtifactError, ConfigError, DataError
 from spaniel.eval import train_retriever
 from spaniel.eval.evaluate import Evaluation, evaluate
 from spaniel.eval.train_retriever import compare, encoded_lists
+from spaniel.index import late_interaction
 from spaniel.index.rerank import RerankedEngine
 from spaniel.index.trained_on import refuse_if_trained_on
 from spaniel.run import Run
@@ -146,6 +147,17 @@ def test_the_hybrid_engine_and_the_table_are_reranked_too(prepared):
     assert engines["search+reranker"] == bench.engine.fingerprint
     assert engines["vector+reranker"] == RerankedEngine(bench.dense, bench.reranker).fingerprint
     assert evaluation.not_run == {}
+
+
+def test_late_interaction_orders_the_vectors_hits_for_a_policy(prepared, monkeypatch):
+    base = bench_of(prepared).recipe.index.encoder
+    monkeypatch.setattr(late_interaction.LateInteraction.__init__, "__defaults__", (base,))
+    bench = bench_of(prepared, index__engine="dense", index__rerank="late-interaction")
+    reranker = late_interaction.LateInteraction(base, max_tokens=256)
+    expected = RerankedEngine(bench.dense, reranker).search("about alpha", 3)
+    assert bench.engine.search("about alpha", 3) == expected
+    with pytest.raises(ConfigError, match=r"needs index\.engine = dense, got lexical"):
+        _ = bench_of(prepared, index__rerank="late-interaction").engine
 
 
 def test_a_model_that_knows_the_held_out_questions_is_not_evaluated(prepared, monkeypatch):

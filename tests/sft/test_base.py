@@ -128,7 +128,7 @@ def test_copying_then_drills_then_tight_walks_then_whole_ones(clock):
         name: {n for done, ls, _ in seen if low <= done < high for n in ls}
         for name, (low, high) in ends.items()
     }
-    assert lengths == {"drills": {7}, "tight": {6, 7}, "mixed": {6, 9}, "whole": {9}}
+    assert lengths == {"drills": {7}, "tight": {6, 7}, "mixed": {6, 7, 9}, "whole": {9}}
     assert all(sum(ls) >= 64 for _, ls, _ in seen)
     assert all((weight > 0) == (done < 0.2) for done, _, weight in seen)  # context of drills
 

@@ -127,8 +127,7 @@ def start_cross_encoder(path: str, *, device: str | None = None) -> tuple[Any, f
     """A ``CrossEncoder`` to train, and the weight that the engine's rank starts with.
 
     One that ranks already goes on from where it is. An encoder gets a head that compares its
-    tokens, and the engine's rank counts from the start: the head alone ranks worse than a good
-    engine, both together better.
+    tokens, which ranks worse than a good engine by itself: the engine's rank counts beside it.
 
     Raises:
         ConfigError: there is no such model, or it has several outputs.

@@ -1,4 +1,4 @@
-"""A scoring head for a cross-encoder that starts from a sentence encoder: it ranks untrained.
+"""A scoring head for a cross-encoder that starts from a sentence encoder.
 
 A sentence encoder has never seen two texts in one input, so a new linear head on its pooled
 output starts from noise, and the few hundred questions of a corpus are too few to find the
@@ -8,7 +8,9 @@ signal. Its tokens, though, still find their like when query and document are re
 
 over the query's tokens t and the document's tokens j, all seen in one pass. At the start u = 0:
 the mean of the best matches, as in ColBERT (https://arxiv.org/abs/2004.12832), but with each
-token read in the light of the other text.
+token read in the light of the other text. For weights that were never trained on pairs that is
+a loss: read apart, as ``late_interaction.py`` does, the same tokens rank better
+(``bench/results/train_retriever.json``). Start from a cross-encoder where there is one.
 """
 
 import math

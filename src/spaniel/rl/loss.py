@@ -110,7 +110,7 @@ def policy_loss(
 
 def _sequence_means(log_ratio_T: Tensor, sequences_T: Tensor) -> Tensor:
     """Each token's sequence mean of the log ratios."""
-    _, index_T = sequences_T.unique(return_inverse=True)
+    _, index_T = torch.unique(sequences_T, return_inverse=True)
     zeros = torch.zeros(int(index_T.max()) + 1, dtype=log_ratio_T.dtype, device=log_ratio_T.device)
     sums = zeros.index_add(0, index_T, log_ratio_T)
     counts = zeros.index_add(0, index_T, torch.ones_like(log_ratio_T))

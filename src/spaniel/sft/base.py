@@ -145,7 +145,7 @@ def train_base(
     phases = [
         (cfg.drill_frac, [drills]),
         (cfg.tight_frac, [tight, tight, drills]),
-        (cfg.mixed_frac, [tight, walks]),
+        (cfg.mixed_frac, [drills, tight, tight, walks, walks]),
         (1.0, [walks]),
     ]
     started = time.perf_counter() - seconds
