@@ -214,11 +214,11 @@ class SpanielSide:
             optimizer=self.optimizer,
         )
 
+        slots = {q.qid: slot for slot, q in enumerate(self.task.questions_of(step))}
+
         def on_step(step: int, metrics: dict[str, float], groups: Any) -> None:
             self.metrics.append(metrics)
-            self.groups = list(groups)
-
-        slots = {q.qid: slot for slot, q in enumerate(self.task.questions_of(step))}
+            self.groups = sorted(groups, key=lambda group: slots[group.question.qid])
 
         async def sample(dispatch: Dispatch) -> Group:
             slot = slots[dispatch.question.qid]

@@ -81,7 +81,7 @@ def parts(recipe: Recipe) -> list[tuple[str, Callable[[], Any]]]:
 
 
 def recipe_of(folder: Path, questions: int, reranker_questions: int) -> Recipe:
-    common = {"max_tokens": 96, "num_questions": questions}
+    common = {"model": "minilm", "max_tokens": 96, "num_questions": questions}
     index = {
         "engine": "dense",
         "max_encoder_tokens": 128,
