@@ -586,8 +586,10 @@ class PolicyConfig(StageConfig):
 
 
 class OptimizerConfig(StageConfig):
-    """AdamW with warm-up, and cosine or constant after it."""
+    """AdamW or Muon with warm-up, and cosine or constant after it."""
 
+    name: Literal["adamw", "muon"] = "adamw"
+    """``muon``: of the matrices inside the layers; embeddings, norms and biases stay AdamW's."""
     learning_rate: float = Field(1e-5, gt=0)
     """Peak of the schedule."""
     embedding_factor: float = Field(1.0, gt=0)
@@ -595,11 +597,17 @@ class OptimizerConfig(StageConfig):
     warmup_frac: float = Field(0.05, ge=0, lt=1)
     """Share of the steps with a linearly growing rate."""
     schedule: Literal["constant", "cosine"] = "constant"
-    """After the warm-up: constant, or a cosine down to a tenth."""
+    """After the warm-up: constant, or a cosine down to ``final_frac``."""
+    final_frac: float = Field(0.1, ge=0, le=1)
+    """Share of the peak at which a cosine ends."""
     weight_decay: float = Field(0.0, ge=0)
     """Of matrices; norms and biases never decay."""
     beta2: float = Field(0.95, gt=0, lt=1)
-    """Decay of the second moment."""
+    """Decay of AdamW's second moment."""
+    momentum: float = Field(0.9, ge=0, lt=1)
+    """Of Muon."""
+    nesterov: bool = True
+    """Whether Muon looks a step ahead."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradients are scaled down to this norm."""
     microbatch_tokens: int = Field(16384, ge=64)

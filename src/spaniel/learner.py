@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from spaniel.config import OptimizerConfig
 from spaniel.errors import ArtifactError, ConfigError, TrainingError
+from spaniel.optimizer import make_optimizer
 from spaniel.store import publish_directory, read_manifest
 from spaniel.types import TrainingSample
 
@@ -166,9 +167,9 @@ class Learner:
             base_model_of(model).activation_checkpointing_enable()
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.device = self.parameters[0].device
-        self.optimizer = torch.optim.AdamW(
-            _groups(model, cfg), lr=cfg.learning_rate, betas=(0.9, cfg.beta2)
-        )
+        base = base_model_of(model)
+        tables = [base.get_input_embeddings().weight, base.get_output_embeddings().weight]
+        self.optimizer = make_optimizer(model, tables, cfg)
         self.num_steps = 0
         self._progress = 0.0
         self._num_accumulated = 0
@@ -290,7 +291,7 @@ class Learner:
 
 def learning_rate_at(done: float, cfg: OptimizerConfig, *, min_warmup: float = 0.0) -> float:
     """The rate when the share ``done`` of the training is behind: linear warm-up over
-    ``warmup_frac``, then constant, or cosine to a tenth of the peak.
+    ``warmup_frac``, then constant, or cosine to ``final_frac`` of the peak.
 
     Args:
         min_warmup: share of one step: even the first step of a warm-up moves the weights.
@@ -300,22 +301,8 @@ def learning_rate_at(done: float, cfg: OptimizerConfig, *, min_warmup: float = 0
     if cfg.schedule == "constant":
         return cfg.learning_rate
     after = min(1.0, (done - cfg.warmup_frac) / (1 - cfg.warmup_frac))
-    return cfg.learning_rate * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * after)))
-
-
-def _groups(model: nn.Module, cfg: OptimizerConfig) -> list[dict[str, Any]]:
-    """Matrices decay, norms and biases do not; embeddings may have a rate of their own."""
-    embedding = base_model_of(model).get_input_embeddings().weight
-    groups: dict[tuple[float, float], list[Tensor]] = {}
-    for p in model.parameters():
-        if p.requires_grad:
-            decay = cfg.weight_decay if p.dim() >= 2 else 0.0
-            factor = cfg.embedding_factor if p is embedding else 1.0
-            groups.setdefault((decay, factor), []).append(p)
-    return [
-        {"params": params, "weight_decay": decay, "factor": factor}
-        for (decay, factor), params in groups.items()
-    ]
+    final = cfg.final_frac
+    return cfg.learning_rate * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * after)))
 
 
 def trained_state(model: nn.Module) -> dict[str, Tensor]:

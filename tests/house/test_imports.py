@@ -14,7 +14,7 @@ LAYERS = [
     {"index"},
     {"env", "chat_template"},
     {"renderer"},
-    {"policy", "rewards"},
+    {"policy", "rewards", "optimizer"},
     {"rollout", "learner", "run"},
     {"questions"},
     {"workbench"},
