@@ -719,8 +719,8 @@ class RLConfig(StageConfig):
     """Denominator of the loss: trained tokens of the update; each sequence's own length
     (biased, for the ablation); each group's tokens."""
     surrogate: Literal["clip", "icepop", "cispo", "none"] = "clip"
-    """What becomes of a token whose ratio to the sampling policy is far from 1: PPO's clip; left out
-    (IcePop); its weight clipped but not its gradient (CISPO); nothing."""
+    """What becomes of a token whose ratio to the sampling policy is far from 1: PPO's clip; left
+    out (IcePop); its weight clipped but not its gradient (CISPO); nothing."""
     ratio: Literal["token", "sequence"] = "token"
     """Each token's own ratio, or its sequence's geometric mean (GSPO)."""
     clip_low: float = Field(0.2, gt=0, lt=1)

@@ -239,8 +239,8 @@ class Workbench:
 
     @cached_property
     def sampler_model(self) -> Any:
-        """The module that samples: the trainer's own; a plain copy for merged adapters; a copy, too,
-        when it samples while the trainer works."""
+        """The module that samples: the trainer's own, or a copy of it where it samples while the
+        trainer works; for merged adapters a plain one."""
         lora = self.recipe.policy.lora
         merged = lora is not None and lora.merge
         if not merged and not self.recipe.rl.overlaps:
