@@ -3,6 +3,7 @@
 from tests.doubles import WordEngine
 
 from spaniel.config import EnvConfig
+from spaniel.env.dialects import split_thinking
 from spaniel.env.episode import Environment
 from spaniel.renderer import ByteRenderer
 from spaniel.sft.ledgers import TIGHT
@@ -63,6 +64,7 @@ def test_a_tight_walk_types_visible_names_and_reports_every_page_it_was_shown():
         visible, calls, shown = first, rest[::2], rest[1::2]
         assert calls[-1].startswith("report(")
         for call, page in zip(calls, shown, strict=False):
+            call = split_thinking(call)[0].strip()
             assert call.removeprefix('search("').split('")')[0] in visible
             visible += page
         titles = {page.split("Results:\n")[1].split(" [")[0] for page in shown}

@@ -53,7 +53,7 @@ def _tokenizer_texts(recipe: Recipe, cfg: BaseConfig) -> Iterator[str]:
             yield f"{document.title}\n{document.text}"
         for question in world.questions(cfg.questions, seed=seed):
             yield question.text
-            yield 'search("") read("") report(["", ""])'
+            yield '<think></think>\nsearch("") read("") report(["", ""])'
     for path in cfg.extra_texts:
         for _, row in iter_lines(path):
             yield f"{row.get('title', '')}\n{row['text']}"

@@ -1,7 +1,8 @@
 """Demonstrations: from labels alone, or from a stronger model; both through the one agent loop.
 
 The label teacher is a ``Policy`` that may look at the targets but types only words that are
-visible in the question or in what was already shown, so that what it does can be learnt. It
+visible in the question or in what was already shown, so that what it does can be learnt. Before a
+search it thinks the question anew, with what it knows by now filled in (``thoughts.py``). It
 is a policy like any other: its turns are parsed, executed and recorded by ``rollout.py``, and
 its ledger holds the student's tokens.
 """
@@ -19,6 +20,7 @@ from spaniel.index.engine import SearchEngine
 from spaniel.policy.base import Policy, Request
 from spaniel.renderer import Renderer
 from spaniel.rollout import Runner, seed_of
+from spaniel.sft.thoughts import reduced, with_thought
 from spaniel.types import Completion, Document, FinishReason, Question, ToolCall, Trajectory
 
 _CAPITALISED = r"(?:[A-Z]\.|[A-Z\u00c0-\u00de0-9&][\w'\u2019\-]*)"
@@ -80,7 +82,10 @@ class LabelTeacher:
             self._walks[request.episode_id] = walk
         else:
             walk.observe(request.messages[-1].content)
-        text = self.environment.dialect.write(walk.next_call(), self.environment.tools)
+        call = walk.next_call()
+        text = self.environment.dialect.write(call, self.environment.tools)
+        if call.name == "search":
+            text = with_thought(walk.new_thought(), text)
         ids = self.renderer.encode_completion(text)
         return Completion(
             token_ids=ids,
@@ -114,6 +119,18 @@ class _Walk:
     given_up: set[str] = field(default_factory=set)
     detoured: bool = False
     last: ToolCall | None = None
+    thought: str = ""
+    """The last one, or nothing yet."""
+
+    # -- what it thinks ----------------------------------------------------------------------
+
+    def new_thought(self) -> str:
+        """The question with what has become known filled in; empty when nothing has."""
+        visible = "\n".join([self.question.text, *self.texts])
+        thought = reduced(self.question, self.read, visible)
+        before = self.thought or self.question.text
+        self.thought = thought
+        return thought if thought != before else ""
 
     # -- what came back --------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from spaniel.env.episode import Environment
 from spaniel.renderer import Renderer
 from spaniel.rollout import seed_of
 from spaniel.sft.ledgers import DRILL, TIGHT, Demonstration
+from spaniel.sft.thoughts import reduced, with_thought
 from spaniel.types import Document, Message, Question, ToolCall
 from spaniel.world import World
 
@@ -91,12 +92,12 @@ def _tight_walk(
     aliases = Aliases(seed)
     ids = list(renderer.initial(environment.episode(question, seed=seed).reset()))
     own = [False] * len(ids)
-    visible = question.text
+    visible = known = question.text
     shown: list[str] = []
 
-    def write(name: str, arguments: dict[str, Any]) -> None:
+    def write(name: str, arguments: dict[str, Any], thought: str = "") -> None:
         call = ToolCall(name=name, arguments=arguments)
-        text = environment.dialect.write(call, environment.tools)
+        text = with_thought(thought, environment.dialect.write(call, environment.tools))
         written = renderer.encode_completion(text)
         ids.extend(written)
         own.extend([True] * len(written))
@@ -108,7 +109,8 @@ def _tight_walk(
         query = next((name for name in names if name in visible), None)
         if query is None:
             return None
-        write("search", {"query": query})
+        known, before = reduced(question, shown, visible), known
+        write("search", {"query": query}, known if known != before else "")
         page = world.document(step["docid"])
         shown_page = f"{page.title} [{aliases.show(page.docid)}]\n{page.text}"
         text = environment.dialect.observation(shown_page + environment.reminder(question))

@@ -7,6 +7,7 @@ but time.
 import re
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 from spaniel.errors import ConfigError
 from spaniel.types import Question
@@ -14,7 +15,7 @@ from spaniel.world.entities import Entities
 from spaniel.world.facts import Fact, Facts
 from spaniel.world.queries import Anchor, Follow, Query, only, to_json
 from spaniel.world.walks import QueryBuilder
-from spaniel.world.wording import Wording
+from spaniel.world.wording import Part, Wording
 
 KIND_WEIGHTS = {"chain": 0.6, "intersection": 0.2, "comparison": 0.2}
 PATIENCE = 400
@@ -93,8 +94,21 @@ class _Drawer:
             answers=answers,
             hops=hops,
             kind=kind,
-            metadata={"decomposition": decomposition, "query": to_json(self.entities, query)},
+            metadata={
+                "decomposition": decomposition,
+                "query": to_json(self.entities, query),
+                "parts": [self._part(part) for part in self.wording.parts],
+            },
         )
+
+    def _part(self, part: Part) -> dict[str, Any]:
+        """What a question says of an entity that it does not name."""
+        return {
+            "phrase": part.phrase,
+            "name": self.entities.names[part.entity],
+            "docids": [self.entities.docids[page] for page in part.pages],
+            "preface": part.preface,
+        }
 
 
 def answers_of(entities: Entities, query: Query, result: int) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ takes words that the sentence does not use, so that matching words alone does no
 """
 
 import re
+from dataclasses import dataclass
 from functools import cache
 from random import Random
 
@@ -45,6 +46,18 @@ def content_words(template: str) -> frozenset[str]:
     return frozenset(re.sub(r"(ing|ed|es|er|s)$", "", w) for w in words if w not in COMMON.split())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """An entity that a question names by description."""
+
+    phrase: str
+    entity: int
+    pages: tuple[int, ...]
+    """What has to be read to know it."""
+    preface: str = ""
+    """A sentence that has said its part when the entity is known."""
+
+
 class Wording:
     """Words the questions of one world.
 
@@ -56,10 +69,14 @@ class Wording:
     def __init__(self, entities: Entities, facts: Facts, seed: int, rng: Random) -> None:
         self.entities, self.facts, self.seed, self.rng = entities, facts, seed, rng
         self._preface = ""
+        self.parts: list[Part] = []
 
     def question(self, query: Query) -> str:
-        """One sentence or two, with a capital and a full stop or question mark."""
-        self._preface = ""
+        """One sentence or two, with a capital and a full stop or question mark.
+
+        ``parts`` then holds what it names by description.
+        """
+        self._preface, self.parts = "", []
         if isinstance(query, Extreme):
             text = self._which(query)
         elif isinstance(query, Follow) and not query.inverse and query.relation.ask:
@@ -70,7 +87,16 @@ class Wording:
         return re.sub(r"(^|[.?] )([a-z])", lambda m: m[1] + m[2].upper(), text)
 
     def phrase(self, query: Query, result: int) -> str:
-        """A noun phrase for a result of the query."""
+        """A noun phrase for the result of a query, kept among ``parts`` unless it is a name."""
+        text = self._phrase(query, result)
+        if not isinstance(query, Anchor):
+            _, trail = only(self.facts, query)
+            preface = self._preface if isinstance(query, Extreme) else ""
+            pages = tuple(dict.fromkeys(fact.page for fact in trail))
+            self.parts.append(Part(phrase=text, entity=result, pages=pages, preface=preface))
+        return text
+
+    def _phrase(self, query: Query, result: int) -> str:
         if isinstance(query, Anchor):
             return self._name(query.entity)
         if isinstance(query, Extreme):
@@ -115,7 +141,7 @@ class Wording:
         forward = [side for side in sides if not side.inverse]
         clauses = [self._clause(side, result) for side in sides if side.inverse]
         if forward:
-            return f"{self.phrase(forward[0], result)} {clauses[0]}"
+            return f"{self._phrase(forward[0], result)} {clauses[0]}"
         clauses.sort(key=len)
         relative = [c.startswith(RELATIVE) for c in clauses]
         if relative[0] > relative[1]:
@@ -168,7 +194,7 @@ class Wording:
         if x and isinstance(query, Follow):
             phrase = self._fill(query.relation.np, query, result, x)
         else:
-            phrase = self.phrase(query, result)
+            phrase = self._phrase(query, result)
         options = (final(wraps) or wraps) if is_heavy(phrase) else wraps
         return self.rng.choice(options).replace("{x}", phrase)
 
