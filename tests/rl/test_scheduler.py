@@ -260,6 +260,12 @@ def test_a_stalled_run_stops_and_names_the_oldest_question():
         world.run()
 
 
+def test_a_long_update_is_no_stall():
+    world = World(config(stall_s=600.0, window=1, steps=3), minutes=lambda n: 5, update_s=7200)
+    world.run()
+    assert len(world.trained) == 3
+
+
 def test_leaving_cancels_everything_and_leaves_no_task():
     world = World(config(window=3), minutes=lambda n: 1e6)
 

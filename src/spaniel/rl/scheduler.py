@@ -218,10 +218,13 @@ class Scheduler:
             self._nothing_to_train()
 
     async def _until_ready(self, count: int) -> None:
+        waiting_since = self._now()
         while len(self._ready) < count and self._can_come():
             self._changed.clear()
             self._check()
-            patience = self._last_settled + self.cfg.stall_s - self._now()
+            # An update that took long is no stall of the groups.
+            quiet_since = max(self._last_settled, waiting_since)
+            patience = quiet_since + self.cfg.stall_s - self._now()
             try:
                 await asyncio.wait_for(self._changed.wait(), max(0.0, patience))
             except TimeoutError:
