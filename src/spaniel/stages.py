@@ -347,6 +347,7 @@ def make_rl(run: Run, *, resume: bool = False) -> dict[str, Any]:
         import_torch()
         from spaniel.learner import Learner, weights_fingerprint
         from spaniel.policy.export import save_policy
+        from spaniel.rl.alarms import Alarms
         from spaniel.rl.reference import frozen_reference
         from spaniel.rl.scheduler import Dispatch, Scheduler
         from spaniel.rl.train import train
@@ -390,9 +391,13 @@ def make_rl(run: Run, *, resume: bool = False) -> dict[str, Any]:
         )
         trainer = PolicyTrainer(cfg, learner, bench.policy, bench.sampler_weights, reference)
 
+        alarms = Alarms(cfg.stop_on)
+
         def on_step(step: int, metrics: dict[str, float], groups: Sequence[Group]) -> None:
             log.append(step, metrics)
             say(_rl_line(step, cfg.steps, metrics))
+            for alarm in alarms.check(metrics):
+                say(f"alarm {alarm.name}: {alarm.message}")
             keep_best_and_worst(run.path("rl", "trajectories", f"step-{step:05d}.jsonl"), groups)
             if step % cfg.checkpoint_every == 0 and step < cfg.steps:
                 checkpoints.save(learner, step, scheduler=scheduler.state())

@@ -31,6 +31,7 @@ from spaniel.config.index import (
     SphinxConfig,
 )
 from spaniel.config.learning import (
+    AlarmName,
     BaseConfig,
     DemonstrationConfig,
     OptimizerConfig,
@@ -50,6 +51,7 @@ from spaniel.config.recipe import (
 from spaniel.config.stage import EndpointConfig, StageConfig
 
 __all__ = [
+    "AlarmName",
     "BaseConfig",
     "BeirSource",
     "CalibrationConfig",

@@ -7,6 +7,20 @@ from pydantic import Field, model_validator
 
 from spaniel.config.stage import EndpointConfig, StageConfig
 
+AlarmName = Literal[
+    "no_signal",
+    "entropy_collapsed",
+    "sampler_differs",
+    "far_ratios",
+    "advantage_drifts",
+    "reward_is_gamed",
+    "stopped_searching",
+    "budgets_end_episodes",
+    "infrastructure_fails",
+    "tokens_are_stale",
+]
+"""Rules of ``rl/alarms.py``."""
+
 
 class OptimizerConfig(StageConfig):
     """AdamW or Muon with warm-up, and cosine or constant after it."""
@@ -136,6 +150,8 @@ class RLConfig(StageConfig):
     """At most so many batches of groups are dropped in a step before it makes do with fewer."""
     stall_s: float = Field(14_400.0, gt=0)
     """The run stops when no group was finished for so many seconds."""
+    stop_on: tuple[AlarmName, ...] = ()
+    """Alarms that end the training; all others are only said."""
     scale_by_std: bool = False
     """Advantage (r - mean) / (std + eps) instead of r - mean."""
     normalization: Literal["token", "sequence", "group"] = "token"
