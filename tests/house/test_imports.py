@@ -15,7 +15,7 @@ LAYERS = [
     {"env", "chat_template"},
     {"renderer"},
     {"policy", "rewards", "optimizer"},
-    {"rollout", "learner", "run"},
+    {"rollout", "learner", "run", "checkpoints"},
     {"questions"},
     {"workbench"},
     {"sft", "rl", "eval"},
