@@ -20,6 +20,15 @@ class MetricsLog:
             write_records(path, kept)
         self._log = JsonlLog(path)
 
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._log.path
+
+    def rows(self) -> list[dict[str, float]]:
+        """All lines so far."""
+        return [row for _, row in iter_lines(self.path)]
+
     def append(self, step: int, metrics: dict[str, float]) -> None:
         """One step."""
         self._log.append({"step": step, **{k: float(f"{v:.6g}") for k, v in metrics.items()}})

@@ -388,7 +388,7 @@ def make_rl(run: Run, *, resume: bool = False) -> dict[str, Any]:
         )
         trainer = PolicyTrainer(cfg, learner, bench.policy, bench.sampler_weights, reference)
 
-        alarms = Alarms(cfg.stop_on)
+        alarms = Alarms(cfg.stop_on, earlier=log.rows())
 
         def on_step(step: int, metrics: dict[str, float], groups: Sequence[Group]) -> None:
             log.append(step, metrics)

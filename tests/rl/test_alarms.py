@@ -77,6 +77,15 @@ def test_missing_metrics_sound_nothing():
     assert not any(sounded([{}] * 40))
 
 
+def test_after_an_interruption_it_remembers_what_was_normal_and_said():
+    ill = {**HEALTHY, **ILL["entropy_collapsed"]}
+    before = [HEALTHY] * 20 + [ill] * 12
+    again = Alarms(earlier=before)
+    assert not any(again.check(ill) for _ in range(20))
+    later = Alarms(earlier=[HEALTHY] * 20)
+    assert [a.name for _ in range(12) for a in later.check(ill)] == ["entropy_collapsed"]
+
+
 def test_a_chosen_alarm_stops_the_training():
     rows = [HEALTHY] * 20 + [{**HEALTHY, **ILL["entropy_collapsed"]}] * 20
     with pytest.raises(TrainingError, match=r"entropy_collapsed: entropy fell from 0\.300"):

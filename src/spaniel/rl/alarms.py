@@ -29,12 +29,14 @@ class Alarms:
 
     Args:
         stop_on: names of alarms that end the training.
+        earlier: metrics of the steps before, when it goes on after an interruption; what they
+            sound is not said again.
     """
 
-    def __init__(self, stop_on: Sequence[str] = ()) -> None:
+    def __init__(self, stop_on: Sequence[str] = (), earlier: Rows = ()) -> None:
         self._stop_on = frozenset(stop_on)
-        self._rows: list[Mapping[str, float]] = []
-        self._sounding: set[str] = set()
+        self._rows = list(earlier)
+        self._sounding = set(self._now())
 
     def check(self, metrics: Mapping[str, float]) -> list[Alarm]:
         """The alarms that begin with this step.
@@ -43,16 +45,19 @@ class Alarms:
             TrainingError: one of them is among ``stop_on``.
         """
         self._rows.append(metrics)
-        if len(self._rows) < 2 * SPAN:
-            return []
-        first, last = self._rows[:SPAN], self._rows[-SPAN:]
-        sounding = {name: text for name, rule in RULES.items() if (text := rule(first, last))}
+        sounding = self._now()
         new = [Alarm(name=n, message=m) for n, m in sounding.items() if n not in self._sounding]
         self._sounding = set(sounding)
         for alarm in new:
             if alarm.name in self._stop_on:
                 raise TrainingError(f"stopped by the alarm {alarm.name}: {alarm.message}")
         return new
+
+    def _now(self) -> dict[str, str]:
+        if len(self._rows) < 2 * SPAN:
+            return {}
+        first, last = self._rows[:SPAN], self._rows[-SPAN:]
+        return {name: text for name, rule in RULES.items() if (text := rule(first, last))}
 
 
 def mean(rows: Rows, key: str) -> float | None:
