@@ -1,10 +1,12 @@
 import asyncio
 import re
+from dataclasses import replace
 
 import pytest
 from tests.doubles import WordEngine, lighthouse_documents
 
 from spaniel.config import DemonstrationConfig, EnvConfig, RewardConfig
+from spaniel.env.dialects import split_thinking
 from spaniel.env.episode import Environment
 from spaniel.errors import ConfigError
 from spaniel.renderer import ByteRenderer
@@ -68,3 +70,15 @@ def test_the_label_teacher_refuses_tools_it_does_not_know():
     environment = Environment(engine, EnvConfig(tools="researcher"))
     with pytest.raises(ConfigError, match="the finder's tools only"):
         make_teacher([QUESTION], DemonstrationConfig(), environment, ByteRenderer(), seed=1)
+
+
+def test_it_thinks_the_question_anew_when_it_has_read_what_the_question_describes():
+    phrase = "the company behind the Ardent Lighthouse"
+    part = {"phrase": phrase, "name": "Marrow", "docids": ["d1"], "preface": ""}
+    asked = replace(QUESTION, metadata={"parts": [part]})
+    (thinking,), _ = walk([asked], thoughts=True)
+    (silent,), _ = walk([asked])
+    thoughts = [split_thinking(turn.text)[1] for turn in thinking.turns]
+    assert [t for t in thoughts if t] == ["Who founded Marrow?"]
+    assert [t.call for t in thinking.turns] == [t.call for t in silent.turns]
+    assert not any("<think>" in turn.text for turn in silent.turns)

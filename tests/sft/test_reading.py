@@ -53,10 +53,11 @@ def test_drills_are_a_function_of_world_and_seed():
     assert ids(1) != ids(2)
 
 
-def test_a_tight_walk_types_visible_names_and_reports_every_page_it_was_shown():
+@pytest.mark.parametrize("thoughts", [False, True])
+def test_a_tight_walk_types_visible_names_and_reports_every_page_it_was_shown(thoughts):
     world = generate_world(200, 3)
     questions = world.questions(60, seed=2, min_hops=2, max_hops=4)
-    walks = list(tight_walks(questions, world, RENDERER, ENVIRONMENT))
+    walks = list(tight_walks(questions, world, RENDERER, ENVIRONMENT, thoughts=thoughts))
     assert len(walks) > 50
     for walk in walks:
         assert walk.hops == TIGHT

@@ -64,6 +64,8 @@ class DemonstrationConfig(StageConfig):
     """Walks of the teacher for each training question."""
     noise: float = Field(0.3, ge=0, le=1)
     """Chance of a detour at each turn of the label demonstrator: it shows how to recover."""
+    thoughts: bool = False
+    """Whether it thinks a question anew before each search, with what is known filled in."""
     title_questions: int = Field(0, ge=0)
     """One-hop questions made from the corpus's titles, demonstrated besides the training
     questions: a curriculum for a small policy on real text."""
@@ -99,6 +101,8 @@ class BaseConfig(StageConfig):
     """Questions of each world, a quarter of them with one hop."""
     noise: float = Field(0.25, ge=0, le=1)
     """Detours of the label demonstrator."""
+    thoughts: bool = False
+    """Whether it thinks a question anew before each search, with what is known filled in."""
     min_reward: float = Field(0.7, ge=0)
     """Demonstrations with a lower nDCG are dropped."""
     vocab_size: int = Field(4096, ge=512, le=65536)

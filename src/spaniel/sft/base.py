@@ -83,7 +83,9 @@ def _world_demonstrations(
             Path(folder) / "index", recipe.index, snippet_words=recipe.env.snippet_words
         )
         environment = Environment(engine, recipe.env)
-        teacher = LabelTeacher(questions, environment, renderer, noise=cfg.noise, seed=seed)
+        teacher = LabelTeacher(
+            questions, environment, renderer, noise=cfg.noise, seed=seed, thoughts=cfg.thoughts
+        )
         runner = Runner(teacher, renderer, environment, recipe.reward)
         trajectories = asyncio.run(_walk(runner, questions, seed))
     by_qid = {q.qid: q for q in questions}
@@ -105,7 +107,7 @@ def _lessons(
     if cfg.tight_questions:
         # Other questions than the walks': nothing is learnt twice.
         questions = world.questions(cfg.tight_questions, seed=seed + 1, min_hops=2, max_hops=5)
-        yield from tight_walks(questions, world, renderer, environment)
+        yield from tight_walks(questions, world, renderer, environment, thoughts=cfg.thoughts)
 
 
 def _renamed(question: Question, number: int) -> Question:

@@ -2,7 +2,7 @@
 
 The label teacher is a ``Policy`` that may look at the targets but types only words that are
 visible in the question or in what was already shown, so that what it does can be learnt. Before a
-search it thinks the question anew, with what it knows by now filled in (``thoughts.py``). It
+search it may think the question anew, with what it knows by now filled in (``thoughts.py``). It
 is a policy like any other: its turns are parsed, executed and recorded by ``rollout.py``, and
 its ledger holds the student's tokens.
 """
@@ -60,10 +60,11 @@ class LabelTeacher:
         *,
         noise: float,
         seed: int,
+        thoughts: bool = False,
     ) -> None:
         self.questions = {question.qid: question for question in questions}
         self.environment, self.renderer = environment, renderer
-        self.noise, self.seed = noise, seed
+        self.noise, self.seed, self.thoughts = noise, seed, thoughts
         self._walks: dict[str, _Walk] = {}
 
     async def complete(self, request: Request) -> Completion:
@@ -84,7 +85,7 @@ class LabelTeacher:
             walk.observe(request.messages[-1].content)
         call = walk.next_call()
         text = self.environment.dialect.write(call, self.environment.tools)
-        if call.name == "search":
+        if self.thoughts and call.name == "search":
             text = with_thought(walk.new_thought(), text)
         ids = self.renderer.encode_completion(text)
         return Completion(
@@ -282,7 +283,9 @@ def make_teacher(
                 "the label teacher knows the finder's tools only: set env.tools to finder, or "
                 "sft.demonstrations.teacher to endpoint"
             )
-        return LabelTeacher(questions, environment, renderer, noise=cfg.noise, seed=seed)
+        return LabelTeacher(
+            questions, environment, renderer, noise=cfg.noise, seed=seed, thoughts=cfg.thoughts
+        )
     from spaniel.policy.openai import EndpointPolicy
 
     if cfg.endpoint is None:

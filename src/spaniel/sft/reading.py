@@ -72,7 +72,12 @@ def _drill(
 
 
 def tight_walks(
-    questions: Sequence[Question], world: World, renderer: Renderer, environment: Environment
+    questions: Sequence[Question],
+    world: World,
+    renderer: Renderer,
+    environment: Environment,
+    *,
+    thoughts: bool = False,
 ) -> Iterator[Demonstration]:
     """Questions walked along their decomposition, as if every search showed the right page.
 
@@ -80,13 +85,17 @@ def tight_walks(
     a step to which no such name leads is left out.
     """
     for question in questions:
-        walk = _tight_walk(question, world, renderer, environment)
+        walk = _tight_walk(question, world, renderer, environment, thoughts)
         if walk is not None:
             yield walk
 
 
 def _tight_walk(
-    question: Question, world: World, renderer: Renderer, environment: Environment
+    question: Question,
+    world: World,
+    renderer: Renderer,
+    environment: Environment,
+    thoughts: bool,
 ) -> Demonstration | None:
     seed = seed_of("tight", question.qid, question.text)
     aliases = Aliases(seed)
@@ -110,7 +119,7 @@ def _tight_walk(
         if query is None:
             return None
         known, before = reduced(question, shown, visible), known
-        write("search", {"query": query}, known if known != before else "")
+        write("search", {"query": query}, known if thoughts and known != before else "")
         page = world.document(step["docid"])
         shown_page = f"{page.title} [{aliases.show(page.docid)}]\n{page.text}"
         text = environment.dialect.observation(shown_page + environment.reminder(question))
