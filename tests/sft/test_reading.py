@@ -1,5 +1,6 @@
 """Reading drills."""
 
+import pytest
 from tests.doubles import WordEngine
 
 from spaniel.config import EnvConfig
