@@ -1,9 +1,10 @@
 import re
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spaniel.env.aliases import Aliases
+from spaniel.env.aliases import Aliases, bare
 
 
 @given(st.lists(st.text(), max_size=60), st.integers())
@@ -36,3 +37,24 @@ def test_ids_are_short_and_stay_unique_past_a_thousand_documents():
 
 def test_an_id_never_shown_has_no_document():
     assert Aliases(1).docid("k7m") is None
+
+
+@pytest.mark.parametrize(
+    ("written", "alias"),
+    [
+        ("k7m", "k7m"),
+        (" k7m\n", "k7m"),
+        ("The Feast [k7m]", "k7m"),
+        ("[k7m]", "k7m"),
+        ("Names [II] of a [ k7m ] ", "k7m"),
+        ("line\nbreak [k7m]", "k7m"),
+        ("The Feast k7m", "The Feast k7m"),
+        ("k7m [x", "k7m [x"),
+        ("The Feast []", "The Feast []"),
+    ],
+)
+def test_an_id_may_be_written_with_its_heading(written, alias):
+    assert bare(written) == alias
+    aliases = Aliases(1)
+    shown = aliases.show("d")
+    assert aliases.docid(f"Any title [{shown}]") == "d"

@@ -275,6 +275,17 @@ def test_26_what_a_query_meant_but_could_not_have_is_said_below_the_hits(dialect
 
 
 @dialects
+def test_27_a_document_may_be_called_by_its_heading(dialect):
+    ep = episode(dialect)
+    hits = turn(ep, search(dialect, "lighthouse")).hits
+    heading = f"Ardent Lighthouse [{ep.aliases.show(hits[0].docid)}]"
+    step = turn(ep, write(dialect, "read", "doc_id", heading))
+    assert step.docids == (hits[0].docid,)
+    step = turn(ep, write(dialect, "report", "doc_ids", [heading, heading]))
+    assert (step.report, step.errors) == ((hits[0].docid,), ("duplicate_ids",))
+
+
+@dialects
 def test_the_question_stands_below_every_observation_when_asked_for(dialect):
     cfg = EnvConfig(dialect=dialect, remind=True, max_turns=2)
     ep = Environment(WordEngine(lighthouse_documents()), cfg).episode(QUESTION, seed=7)

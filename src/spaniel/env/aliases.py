@@ -6,11 +6,22 @@ and nothing learnt about an id carries over to the next episode.
 """
 
 import random
+import re
 
+_HEADING = re.compile(r".*\[\s*([^\[\]]+?)\s*\]\s*", re.DOTALL)
 _CONSONANTS = "bcdfghjkmnpqrstvwxz"
 _DIGITS = "23456789"
 UNKNOWN = "unknown:"
 """Prefix of a reported id that the episode never showed."""
+
+
+def bare(alias: str) -> str:
+    """The id in what a policy wrote: ``k7m``, or a heading as results show it, ``Title [k7m]``.
+
+    A small policy copies a heading more easily than it picks an id out of a list.
+    """
+    heading = _HEADING.fullmatch(alias)
+    return heading[1] if heading else alias.strip()
 
 
 class Aliases:
@@ -31,7 +42,7 @@ class Aliases:
 
     def docid(self, alias: str) -> str | None:
         """The document behind a shown id; None when this episode never showed it."""
-        return self._docids.get(alias.strip())
+        return self._docids.get(bare(alias))
 
     def _draw(self) -> str:
         while True:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from spaniel.config import EnvConfig
-from spaniel.env.aliases import UNKNOWN, Aliases
+from spaniel.env.aliases import UNKNOWN, Aliases, bare
 from spaniel.env.dialects import DIALECTS, parse_turn
 from spaniel.env.evidence import Extractor, make_extractor
 from spaniel.env.tools import FINDER_TOOLS, CallError, CallProblem, Tool, check_call
@@ -187,7 +187,7 @@ class Episode:
         return docid
 
     def _report(self, aliases: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        resolved = [self.aliases.docid(a) or f"{UNKNOWN}{a.strip()}" for a in aliases]
+        resolved = [self.aliases.docid(a) or f"{UNKNOWN}{bare(a)}" for a in aliases]
         unique = tuple(dict.fromkeys(resolved))
         errors = []
         if any(docid.startswith(UNKNOWN) for docid in unique):

@@ -17,6 +17,7 @@ TINY_KNOWS = {
     "max_results": 4,
     "snippet_words": 12,
     "max_observation_chars": 900,
+    "remind": True,
 }
 """``[env]`` settings that ``spaniel-tiny`` was trained with. A language model adapts to others;
 one of 1.7 M parameters knows no others."""

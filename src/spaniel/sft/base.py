@@ -84,7 +84,13 @@ def _world_demonstrations(
         )
         environment = Environment(engine, recipe.env)
         teacher = LabelTeacher(
-            questions, environment, renderer, noise=cfg.noise, seed=seed, thoughts=cfg.thoughts
+            questions,
+            environment,
+            renderer,
+            noise=cfg.noise,
+            seed=seed,
+            thoughts=cfg.thoughts,
+            headings=cfg.headings,
         )
         runner = Runner(teacher, renderer, environment, recipe.reward)
         trajectories = asyncio.run(_walk(runner, questions, seed))
@@ -107,7 +113,14 @@ def _lessons(
     if cfg.tight_questions:
         # Other questions than the walks': nothing is learnt twice.
         questions = world.questions(cfg.tight_questions, seed=seed + 1, min_hops=2, max_hops=5)
-        yield from tight_walks(questions, world, renderer, environment, thoughts=cfg.thoughts)
+        yield from tight_walks(
+            questions,
+            world,
+            renderer,
+            environment,
+            thoughts=cfg.thoughts,
+            headings=cfg.headings,
+        )
 
 
 def _renamed(question: Question, number: int) -> Question:

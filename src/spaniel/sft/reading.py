@@ -78,6 +78,7 @@ def tight_walks(
     environment: Environment,
     *,
     thoughts: bool = False,
+    headings: bool = False,
 ) -> Iterator[Demonstration]:
     """Questions walked along their decomposition, as if every search showed the right page.
 
@@ -85,7 +86,7 @@ def tight_walks(
     a step to which no such name leads is left out.
     """
     for question in questions:
-        walk = _tight_walk(question, world, renderer, environment, thoughts)
+        walk = _tight_walk(question, world, renderer, environment, thoughts, headings)
         if walk is not None:
             yield walk
 
@@ -96,6 +97,7 @@ def _tight_walk(
     renderer: Renderer,
     environment: Environment,
     thoughts: bool,
+    headings: bool,
 ) -> Demonstration | None:
     seed = seed_of("tight", question.qid, question.text)
     aliases = Aliases(seed)
@@ -103,6 +105,7 @@ def _tight_walk(
     own = [False] * len(ids)
     visible = known = question.text
     shown: list[str] = []
+    called: list[str] = []
 
     def write(name: str, arguments: dict[str, Any], thought: str = "") -> None:
         call = ToolCall(name=name, arguments=arguments)
@@ -121,14 +124,16 @@ def _tight_walk(
         known, before = reduced(question, shown, visible), known
         write("search", {"query": query}, known if thoughts and known != before else "")
         page = world.document(step["docid"])
-        shown_page = f"{page.title} [{aliases.show(page.docid)}]\n{page.text}"
+        heading = f"{page.title} [{aliases.show(page.docid)}]"
+        called.append(heading if headings else aliases.show(page.docid))
+        shown_page = f"{heading}\n{page.text}"
         text = environment.dialect.observation(shown_page + environment.reminder(question))
         context = renderer.observation(text, ended=True)
         ids.extend(context)
         own.extend([False] * len(context))
         visible += f"\n{page.title}\n{page.text}"
         shown.append(page.docid)
-    write("report", {"doc_ids": [aliases.show(docid) for docid in shown]})
+    write("report", {"doc_ids": called})
     return Demonstration(np.array(ids, dtype=np.uint16), np.array(own), TIGHT)
 
 
