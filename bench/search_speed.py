@@ -15,7 +15,7 @@ says). Queries are questions, spans of text and title words; 10 results each.
                      the best 50, and their rows, which stand for ids
     tantivy-floor    their ``search`` calls alone: queries built ahead (its ``open_s`` is that), no
                      rows looked up
-    bm25s            the terms of the document view (k1 1.2, b 0.75, numba): ids only
+    bm25s            the terms of the document view (k1 1.2, b 0.75, with numba if it is installed): ids only
     fts5             SQLite FTS5 (porter, contentless), words joined by OR: ids only
 
 Every build and every search is a process of its own with one thread; the systems' searches
@@ -29,6 +29,7 @@ environment calls a local engine, and on the threads that it gives an engine on 
 
 import argparse
 import asyncio
+import importlib.util
 import json
 import os
 import random
@@ -54,6 +55,8 @@ from spaniel.index.build import build_index, open_index
 from spaniel.index.passages import passages_of
 from spaniel.progress import say
 from spaniel.types import Document
+
+HAS_NUMBA = importlib.util.find_spec("numba") is not None
 
 SIZES = (10_000, 100_000, 1_000_000)
 K, DEPTH = 10, 50
@@ -186,7 +189,7 @@ def open_bm25s(directory: Path) -> Answer:
 
     analyzer = Analyzer("english")
     engine = bm25s.BM25.load(str(directory / "bm25s"), show_progress=False)
-    engine.backend = "numba"
+    engine.backend = "numba" if HAS_NUMBA else "numpy"
     docids = json.loads((directory / "docids.json").read_text())
 
     def answer(query: str) -> Sequence[Any]:
@@ -526,7 +529,7 @@ def main() -> None:
         return
     report: dict[str, Any] = {
         "what": "search by corpus size: speed, memory, bytes; Wikipedia passages, then resampled",
-        **about(["spaniel", "tantivy", "bm25s", "numba", "numpy"]),
+        **about(["spaniel", "tantivy", "bm25s", *(["numba"] if HAS_NUMBA else []), "numpy"]),
         "sqlite": sqlite3.sqlite_version,
         "runs": args.runs,
         "seconds": args.seconds,
