@@ -15,7 +15,7 @@ says). Queries are questions, spans of text and title words; 10 results each.
                      the best 50, and their rows, which stand for ids
     tantivy-floor    their ``search`` calls alone: queries built ahead (its ``open_s`` is that), no
                      rows looked up
-    bm25s            the terms of the document view (k1 1.2, b 0.75; by numba if it is there): ids only
+    bm25s            the terms of the document view (k1 1.2, b 0.75; numba if there): ids only
     fts5             SQLite FTS5 (porter, contentless), words joined by OR: ids only
 
 Every build and every search is a process of its own with one thread; the systems' searches
