@@ -53,7 +53,7 @@ class Muon(torch.optim.Optimizer):
             raise ValueError(f"Muon updates matrices, got shapes {shapes}")
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # torch allows a closure to give the loss
         """One update of every matrix that has a gradient."""
         assert closure is None, "Muon takes no closure"
         for group in self.param_groups:

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs spaniel[dense]")
 pytest.importorskip("sentence_transformers", reason="needs spaniel[dense]")
 
-from tests.index.conftest import document  # noqa: E402
+from tests.index.conftest import document  # noqa: E402  # behind the check for extras
 from tests.index.toy_ranking import (  # noqa: E402
     DOCUMENTS,
     LETTERS,

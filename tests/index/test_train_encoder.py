@@ -6,7 +6,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs spaniel[dense]")
 pytest.importorskip("sentence_transformers", reason="needs spaniel[dense]")
 
-from hypothesis import given  # noqa: E402
+from hypothesis import given  # noqa: E402  # all that follows needs what was just looked for
 from hypothesis import strategies as st  # noqa: E402
 from tests.index.toy_ranking import (  # noqa: E402
     LETTERS,

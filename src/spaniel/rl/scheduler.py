@@ -173,8 +173,7 @@ class Scheduler:
         """What keeps a group out of training; empty when nothing does."""
         if len(group.scored) < 2:
             return "failed"
-        rewards = [t.reward for t in group.scored]
-        if self.cfg.dynamic_sampling and max(rewards) == min(rewards):  # type: ignore[type-var]
+        if self.cfg.dynamic_sampling and len({t.reward for t in group.scored}) == 1:
             return "without_signal"
         return "" if self._is_young(group) else "too_old"
 
