@@ -4,7 +4,7 @@
 
 Forward and backward of one microbatch of 16 x 512 tokens of which every fifth is trained, by a
 Llama of 2 layers and width 256 with a vocabulary of 49,152 (SmolLM2) and of 151,936 (Qwen3), in
-float32. ``trained`` is ``learner.trained_logprobs``; ``all`` takes ``model(...).logits``, its
+float32. ``trained`` is ``microbatch.trained_logprobs``; ``all`` takes ``model(...).logits``, its
 log-softmax, and gathers the same log-probs from that. Both compute the same loss. Each measurement
 is a process of its own: the peak of its resident memory less what was resident before the forward
 pass, with model and batch loaded. The largest needs about 18 GiB. Prints one JSON object.
@@ -29,7 +29,7 @@ def measure(method: str, vocab_size: int) -> dict[str, float]:
     """One forward and backward pass in this process."""
     import torch
 
-    from spaniel.learner import microbatches, trained_logprobs
+    from spaniel.microbatch import microbatches, trained_logprobs
 
     model = small_model(vocab_size)
     samples = make_samples(vocab_size)
@@ -39,10 +39,12 @@ def measure(method: str, vocab_size: int) -> dict[str, float]:
     if method == "trained":
         logprobs_T = trained_logprobs(model, batch)
     else:
-        logprobs_BLV = model(input_ids=batch.token_ids_BL, use_cache=False).logits.log_softmax(-1)
-        logprobs_BL = logprobs_BLV[:, :-1].gather(-1, batch.token_ids_BL[:, 1:, None])[..., 0]
-        del logprobs_BLV
-        logprobs_T = logprobs_BL[batch.rows_T, batch.positions_T - 1]
+        logprobs_RLV = model(input_ids=batch.token_ids_RL, use_cache=False).logits.log_softmax(-1)
+        # The prediction behind the last token of a row is nobody's; any target will do there.
+        targets_RL = batch.token_ids_RL.roll(-1, dims=1)
+        logprobs_RL = logprobs_RLV.gather(-1, targets_RL[..., None])[..., 0]
+        del logprobs_RLV
+        logprobs_T = logprobs_RL.flatten()[batch.predictors_T]
     loss = -(logprobs_T * batch.weights_T).sum()
     loss.backward()
     return {"peak_mib": peak_rss_mib() - before, "before_mib": before, "loss": loss.item()}

@@ -1,145 +1,31 @@
-"""Model + optimizer + checkpoints: what SFT and RL share.
-
-Shape letters: B rows of a microbatch, L padded length, T trained tokens, D width, V vocabulary.
-"""
+"""Model + optimizer + checkpoints: what SFT and RL share."""
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from spaniel.config import OptimizerConfig
-from spaniel.errors import ArtifactError, ConfigError, TrainingError
+from spaniel.errors import ArtifactError, TrainingError
+from spaniel.microbatch import (
+    Microbatch,
+    base_model_of,
+    decoder_and_head,
+    lent_for,
+    microbatches,
+    sample_logprobs,
+    trained_logprobs,
+)
 from spaniel.optimizer import make_optimizer
 from spaniel.store import publish_directory, read_manifest
 from spaniel.types import TrainingSample
 
-LOGITS_CHUNK = 2048
-"""Trained positions projected to the vocabulary at once: bounds the memory of logits."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Microbatch:
-    """Right-padded rows of one forward pass, and their trained tokens as flat arrays."""
-
-    token_ids_BL: Tensor
-    rows_T: Tensor
-    """Row of each trained token."""
-    positions_T: Tensor
-    """Position of each trained token, from 1: it is predicted from the one before."""
-    weights_T: Tensor
-    sampler_logprobs_T: Tensor
-    advantages_T: Tensor
-
-    @property
-    def targets_T(self) -> Tensor:
-        """The trained token ids."""
-        return self.token_ids_BL[self.rows_T, self.positions_T]
-
-
 Objective = Callable[[Tensor, Microbatch], tuple[Tensor, dict[str, Tensor]]]
 """(log-probs of the trained tokens, microbatch) -> loss and metrics, both sums."""
-
-
-def microbatches(
-    samples: Sequence[TrainingSample], max_tokens: int, device: torch.device
-) -> Iterator[Microbatch]:
-    """Rows of similar length together, at most ``max_tokens`` with padding (one row at least).
-
-    Attention and convolutions are causal and padding stands on the right, so it cannot reach
-    a trained token; no mask is needed.
-    """
-    rows: list[TrainingSample] = []
-    for sample in sorted(samples, key=lambda s: len(s.token_ids)):
-        if rows and (len(rows) + 1) * len(sample.token_ids) > max_tokens:
-            yield _microbatch(rows, device)
-            rows = []
-        rows.append(sample)
-    if rows:
-        yield _microbatch(rows, device)
-
-
-def _microbatch(rows: Sequence[TrainingSample], device: torch.device) -> Microbatch:
-    length = max(len(row.token_ids) for row in rows)
-    token_ids = torch.zeros(len(rows), length, dtype=torch.long)
-    trained: list[tuple[int, int, float, float, float]] = []
-    for number, row in enumerate(rows):
-        token_ids[number, : len(row.token_ids)] = torch.tensor(row.token_ids)
-        trained += [
-            (number, position, weight, row.sampler_logprobs[position], row.advantage)
-            for position, weight in enumerate(row.weights)
-            if weight != 0.0 and position > 0
-        ]
-    rows_T, positions_T, weights_T, sampler_T, advantages_T = zip(*trained, strict=True)
-    return Microbatch(
-        token_ids_BL=token_ids.to(device),
-        rows_T=torch.tensor(rows_T, device=device),
-        positions_T=torch.tensor(positions_T, device=device),
-        weights_T=torch.tensor(weights_T, device=device),
-        sampler_logprobs_T=torch.tensor(sampler_T, device=device),
-        advantages_T=torch.tensor(advantages_T, device=device),
-    )
-
-
-def trained_logprobs(model: nn.Module, batch: Microbatch, *, temperature: float = 1.0) -> Tensor:
-    """Log-probs of the trained tokens, [T], nats, of the distribution at ``temperature``.
-
-    Only positions that predict a trained token are projected to the vocabulary: four fifths
-    of a search trajectory are observations, and their logits would be waste.
-    """
-    decoder, head = decoder_and_head(model)
-    hidden_BLD = decoder(input_ids=batch.token_ids_BL, use_cache=False).last_hidden_state
-    hidden_TD = hidden_BLD[batch.rows_T, batch.positions_T - 1]
-    chunks = []
-    for start in range(0, len(hidden_TD), LOGITS_CHUNK):
-        part, targets = (
-            hidden_TD[start : start + LOGITS_CHUNK],
-            batch.targets_T[start:][:LOGITS_CHUNK],
-        )
-        if len(hidden_TD) > LOGITS_CHUNK and torch.is_grad_enabled():
-            # Logits of all chunks at once would undo the chunking: recompute them backwards.
-            chunks.append(
-                checkpoint(_logprobs, head, part, targets, temperature, use_reentrant=False)
-            )
-        else:
-            chunks.append(_logprobs(head, part, targets, temperature))
-    return torch.cat(chunks)
-
-
-def _logprobs(head: nn.Module, hidden_TD: Tensor, targets_T: Tensor, temperature: float) -> Tensor:
-    logits_TV = head(hidden_TD).float() / temperature
-    return torch.log_softmax(logits_TV, dim=-1).gather(-1, targets_T[:, None])[:, 0]
-
-
-def decoder_and_head(model: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """(layers up to the last hidden state, projection to the vocabulary) of a causal LM.
-
-    Adapters live inside the layers, so a PEFT model gives its base model's parts.
-
-    Raises:
-        ConfigError: the model changes its logits after the projection (soft-capping, scaling).
-    """
-    base = base_model_of(model)
-    config = base.config
-    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
-        value = getattr(config, name, None)
-        if value not in (None, 1, 1.0):
-            raise ConfigError(
-                f"{type(base).__name__} changes its logits ({name}={value}): not supported"
-            )
-    return base.base_model, base.get_output_embeddings()
-
-
-def base_model_of(model: nn.Module) -> Any:
-    """The transformers model inside a PEFT wrapper, or the model itself."""
-    base: Any = model
-    return base.get_base_model() if hasattr(model, "peft_config") else base
 
 
 def disable_dropout(model: nn.Module) -> None:
@@ -161,7 +47,9 @@ class Learner:
 
     def __init__(self, model: nn.Module, cfg: OptimizerConfig, *, total_steps: int | None) -> None:
         self.model, self.cfg, self.total_steps = model, cfg, total_steps
-        decoder_and_head(model)  # refuses what cannot be trained, before anything is rolled out
+        # Both refuse what cannot be trained, before anything is rolled out.
+        decoder_and_head(model)
+        lent_for(model, cfg.packing)
         disable_dropout(model)
         if cfg.recompute_activations:
             base_model_of(model).activation_checkpointing_enable()
@@ -198,12 +86,15 @@ class Learner:
             self.optimizer.zero_grad(set_to_none=True)
         # transformers recomputes activations in training mode only; dropout is off either way.
         self.model.train(self.cfg.recompute_activations)
-        for batch in microbatches(samples, self.cfg.microbatch_tokens, self.device):
-            logprobs_T = trained_logprobs(self.model, batch, temperature=temperature)
-            loss, metrics = objective(logprobs_T, batch)
-            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves backward untyped
-            for key, value in metrics.items():
-                self._totals[key] = self._totals.get(key, 0.0) + float(value)
+        with lent_for(self.model, self.cfg.packing):
+            for batch in microbatches(
+                samples, self.cfg.microbatch_tokens, self.device, self.cfg.packing
+            ):
+                logprobs_T = trained_logprobs(self.model, batch, temperature=temperature)
+                loss, metrics = objective(logprobs_T, batch)
+                loss.backward()  # type: ignore[no-untyped-call]  # torch leaves backward untyped
+                for key, value in metrics.items():
+                    self._totals[key] = self._totals.get(key, 0.0) + float(value)
         self.model.eval()
         self._num_accumulated += len(samples)
 
@@ -244,22 +135,17 @@ class Learner:
         done = self.num_steps / self.total_steps
         return learning_rate_at(done, self.cfg, min_warmup=1 / self.total_steps)
 
-    @torch.no_grad()
     def logprobs(
         self, samples: Sequence[TrainingSample], *, temperature: float = 1.0
     ) -> list[Tensor]:
         """Log-probs of each sample's trained tokens under the current weights, in sample order."""
-        order = sorted(range(len(samples)), key=lambda i: len(samples[i].token_ids))
-        out: list[Tensor] = [torch.empty(0)] * len(samples)
-        at = 0
-        for batch in microbatches(
-            [samples[i] for i in order], self.cfg.microbatch_tokens, self.device
-        ):
-            values_T = trained_logprobs(self.model, batch, temperature=temperature)
-            for row in range(len(batch.token_ids_BL)):
-                out[order[at]] = values_T[batch.rows_T == row].cpu()
-                at += 1
-        return out
+        return sample_logprobs(
+            self.model,
+            samples,
+            max_tokens=self.cfg.microbatch_tokens,
+            packing=self.cfg.packing,
+            temperature=temperature,
+        )
 
     # -- checkpoints -----------------------------------------------------------------------
 

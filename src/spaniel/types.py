@@ -218,3 +218,5 @@ class TrainingSample:
     """[L] nats; 0.0 at context."""
     advantage: float = 0.0
     """Of the whole trajectory: the same for each of its tokens."""
+    ref_logprobs: tuple[float, ...] | None = None
+    """Nats, of the trained tokens alone, in order, under a frozen reference."""

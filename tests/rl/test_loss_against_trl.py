@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.rl.updates import samples_of_update
 
-from spaniel.learner import microbatches
+from spaniel.microbatch import microbatches
 from spaniel.rl.loss import policy_loss
 from spaniel.rl.samples import trajectory_samples
 from spaniel.types import Group, Question, StopReason, Trajectory
@@ -95,7 +95,7 @@ def ours(case):
         clip_low=case["epsilon"],
         # TRL's bound is the weight itself, ours how far it is above 1.
         clip_high=case["epsilon_high"] - is_cispo,
-        sequences_T=batch.rows_T if case["level"] == "sequence" else None,
+        sequences_T=batch.samples_T if case["level"] == "sequence" else None,
         ref_logprobs_T=torch.tensor([reference[i] for i in ids], dtype=torch.float64),
         kl_beta=case["beta"],
     )

@@ -49,6 +49,9 @@ class OptimizerConfig(StageConfig):
     """Gradients are scaled down to this norm."""
     microbatch_tokens: int = Field(16384, ge=64)
     """Tokens (padding included) of one forward pass."""
+    packing: Literal["rows", "packed", "shared"] = "shared"
+    """How samples lie in a forward pass: a padded row each; end to end without padding; or so, with
+    what they begin with in common laid once. The gradient is the same."""
     recompute_activations: bool = False
     """Keep no activations between layers' forward and backward passes: less memory, a third
     more time."""

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from spaniel.lending import added, attend_chunk, chunk_mask
+
 CAPACITY_BLOCK = 256
 """Positions by which every slot grows."""
 
@@ -96,10 +98,9 @@ class Layout:
         """
         chunk = self.chunks[number]
         if chunk.start and number not in self._masks:
-            queries = torch.arange(chunk.start, chunk.end, device=self.device)
-            keys = torch.arange(chunk.end, device=self.device)
-            seen = keys[None, :] <= queries[:, None]
-            self._masks[number] = _added(seen, self.dtype).repeat(groups, 1)
+            self._masks[number] = chunk_mask(
+                chunk.start, chunk.end, groups, device=self.device, dtype=self.dtype
+            )
         return self._masks.get(number)
 
     def taps(self, width: int) -> tuple[Tensor, Tensor]:
@@ -124,14 +125,6 @@ class Layout:
             states = torch.where(inside >= 0, base + self.last_R + 1 - back, before)
             self._taps[width] = taps, states.T.contiguous()
         return self._taps[width]
-
-
-def _added(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where seen, -inf elsewhere. Made once a pass: a bool mask is turned into this by every
-    attention call."""
-    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(
-        ~seen, float("-inf")
-    )
 
 
 def _runs(chunks: Sequence[Chunk], device: torch.device, dtype: torch.dtype) -> list[Run]:
@@ -172,7 +165,7 @@ def _run(
     if min(lengths) < length:
         positions = torch.arange(length, device=device)
         ends = torch.tensor(lengths, device=device)
-        mask = _added(positions < ends[:, None], dtype)[:, None, None, :]
+        mask = added(positions < ends[:, None], dtype)[:, None, None, :]
     members = None
     if len(chunks) < num_slots:
         members = torch.tensor([chunk.slot - first for chunk in chunks], device=device)
@@ -265,7 +258,7 @@ class SlotCache:
         for number in range(layout.num_decoding, len(layout.chunks)):
             chunk = layout.chunks[number]
             tokens = slice(layout.offsets[number], layout.offsets[number + 1])
-            attended = _attend_chunk(
+            attended = attend_chunk(
                 query[:, :, tokens],
                 keys[chunk.slot, None, :, : chunk.end],
                 values[chunk.slot, None, :, : chunk.end],
@@ -316,21 +309,6 @@ class SlotCache:
     def _layout(self) -> Layout:
         assert self.layout is not None, "a forward pass sets the layout first"
         return self.layout
-
-
-def _attend_chunk(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
-) -> Tensor:
-    """[1, H, n, D] queries over [1, K, length, D] keys -> [1, H, n, D]."""
-    if mask is None:
-        return scaled_dot_product_attention(
-            query, keys, values, is_causal=True, scale=scale, enable_gqa=True
-        )
-    # Query heads that share a key head are stacked as further queries: no copy of the keys.
-    _, heads, n, dim = query.shape
-    stacked = query.reshape(1, keys.shape[1], -1, dim)
-    out = scaled_dot_product_attention(stacked, keys, values, attn_mask=mask, scale=scale)
-    return out.reshape(1, heads, n, -1)
 
 
 def _fit(store: Tensor | None, like: Tensor, num_slots: int, capacity: int, most: int) -> Tensor:

@@ -5,7 +5,6 @@ attention function, our cache, and a short convolution that continues from the c
 module is given back as it was: mode, attention implementation and methods.
 """
 
-import functools
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,11 +15,11 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from spaniel.errors import ConfigError
+from spaniel.lending import ADVICE, Lender, check_attention_call
 from spaniel.policy.kv_cache import Chunk, Layout, SlotCache
 
 ATTENTION_NAME = "spaniel_slots"
-CONVOLUTIONS = ("Lfm2ShortConv",)
-UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "position_bias", "sliding_window")
+_WHO = "the sampling engine"
 
 
 def slot_attention(
@@ -39,21 +38,13 @@ def slot_attention(
     Raises:
         ConfigError: the layer asks for something that plain causal attention is not.
     """
-    for name in UNSUPPORTED_ARGUMENTS:
-        if kwargs.get(name) is not None:
-            raise ConfigError(f"the sampling engine has no attention with {name}; {_ADVICE}")
-    if slot_cache is None:
-        raise ConfigError(
-            f"{type(module).__name__} does not pass keyword arguments to its attention "
-            f"function; {_ADVICE}"
-        )
+    check_attention_call(module, slot_cache, kwargs, _WHO)
+    assert slot_cache is not None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return slot_cache.attend(query, int(module.layer_idx), scale), None  # type: ignore[arg-type]
 
 
 AttentionInterface.register(ATTENTION_NAME, slot_attention)
-
-_ADVICE = "use a model with full attention in every layer, or an LFM2"
 
 
 def _short_convolution(
@@ -76,13 +67,8 @@ class ModelRunner:
     """
 
     def __init__(self, model: Any, *, max_slots: int) -> None:
-        # LoRA lives inside the layers, so the unwrapped model still calls the adapters.
-        self.model: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
-        self._check_declared(model)
-        self._modules = list(self.model.modules())
-        self._convolutions = [m for m in self._modules if type(m).__name__ in CONVOLUTIONS]
-        configs = [m.config for m in self._modules if hasattr(m, "config")]
-        self._configs = list({id(config): config for config in configs}.values())
+        self._lender = Lender(model, _WHO)
+        self.model: Any = self._lender.model
         self._cache_argument = _cache_argument(self.model)
         self.cache = SlotCache(max_slots)
         embedding = self.model.get_input_embeddings().weight
@@ -95,7 +81,7 @@ class ModelRunner:
     @property
     def can_rewind(self) -> bool:
         """True when a slot may be cut back to any earlier length; convolutions cannot."""
-        return not self._convolutions
+        return not self._lender.convolutions
 
     def forget(self) -> None:
         """Drop everything cached."""
@@ -134,60 +120,15 @@ class ModelRunner:
     @contextmanager
     def _lent(self) -> Iterator[None]:
         """The model in evaluation mode with our attention and convolutions, then as before."""
-        training = [module for module in self._modules if module.training]
-        attention = [config._attn_implementation for config in self._configs]
-        methods = [module.__dict__.get("forward") for module in self._convolutions]
+        training = [module for module in self._lender.modules if module.training]
         try:
             for module in training:
                 module.training = False
-            for config in self._configs:
-                config._attn_implementation = ATTENTION_NAME
-            for module in self._convolutions:
-                module.forward = functools.partial(_short_convolution, module)
-            yield
+            with self._lender.lend(ATTENTION_NAME, _short_convolution):
+                yield
         finally:
             for module in training:
                 module.training = True
-            for config, name in zip(self._configs, attention, strict=True):
-                config._attn_implementation = name
-            for module, method in zip(self._convolutions, methods, strict=True):
-                del module.forward
-                if method is not None:
-                    module.forward = method
-
-    def _check_declared(self, model: Any) -> None:
-        """Refuse what the configuration says the engine cannot run."""
-        config = self.model.config
-        name = type(self.model).__name__
-        allowed = {"full_attention"}
-        if any(type(m).__name__ in CONVOLUTIONS for m in self.model.modules()):
-            allowed.add("conv")
-        layer_types = getattr(config, "layer_types", None) or ()
-        if strange := sorted(set(layer_types) - allowed):
-            raise ConfigError(
-                f"the sampling engine cannot run {name}: it has {', '.join(strange)} layers; "
-                f"{_ADVICE}"
-            )
-        if not layer_types and getattr(config, "sliding_window", None) is not None:
-            raise ConfigError(
-                f"the sampling engine cannot run {name}: it has sliding_attention layers "
-                f"(window {config.sliding_window}); {_ADVICE}"
-            )
-        rope = getattr(config, "rope_parameters", None) or {}
-        if rope.get("rope_type") in ("dynamic", "longrope"):
-            raise ConfigError(
-                f"the sampling engine cannot run {name}: its {rope['rope_type']} rotary "
-                f"embedding changes cached keys as a sequence grows; {_ADVICE}"
-            )
-        if not getattr(self.model, "_supports_attention_backend", False):
-            raise ConfigError(
-                f"the sampling engine cannot run {name}: its attention is not replaceable in "
-                f"transformers; {_ADVICE}"
-            )
-        if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
-            raise ConfigError(
-                f"the sampling engine cannot run {name} with prompt learning; use LoRA"
-            )
 
     def _check_layers(self) -> None:
         """Refuse a model with layers that keep their memory where the cache does not see it."""
@@ -199,8 +140,8 @@ class ModelRunner:
             layers = self.model.get_decoder().layers
             kinds = sorted({type(layers[number]).__name__ for number in missing})
             raise ConfigError(
-                f"the sampling engine cannot run {type(self.model).__name__}: layers {missing} "
-                f"({', '.join(kinds)}) keep no keys and values in the cache; {_ADVICE}"
+                f"{_WHO} cannot run {type(self.model).__name__}: layers {missing} "
+                f"({', '.join(kinds)}) keep no keys and values in the cache; {ADVICE}"
             )
 
 

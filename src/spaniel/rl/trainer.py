@@ -1,7 +1,8 @@
 """Groups -> gradient -> weights -> sampler, and the proof at every step that they arrived."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,7 +11,8 @@ from torch import Tensor
 
 from spaniel.config import RLConfig
 from spaniel.errors import TrainingError
-from spaniel.learner import Learner, Microbatch
+from spaniel.learner import Learner
+from spaniel.microbatch import Microbatch
 from spaniel.policy.base import Policy
 from spaniel.rl.loss import policy_loss
 from spaniel.rl.samples import UpdateSamples
@@ -79,19 +81,16 @@ class PolicyTrainer:
             await asyncio.to_thread(self._accumulate, groups)
 
     def _accumulate(self, groups: Sequence[Group]) -> None:
-        # The k-th trained token carries the k-th reference log-prob: the learner walks samples by
-        # length, and ``sorted`` is stable, so the walk can be repeated here.
-        samples = sorted(self._samples.add(groups), key=lambda s: len(s.token_ids))
-        reference: Iterator[Tensor] = iter(())
+        samples = self._samples.add(groups)
         if self.cfg.kl_beta > 0:
             assert self._ref_logprobs is not None, "kl_beta > 0 needs ref_logprobs"
-            reference = iter(torch.cat(self._ref_logprobs(samples)) if samples else ())
+            reference = self._ref_logprobs(samples)
+            samples = [
+                replace(sample, ref_logprobs=tuple(values.tolist()))
+                for sample, values in zip(samples, reference, strict=True)
+            ]
 
         def objective(logprobs_T: Tensor, batch: Microbatch) -> tuple[Tensor, dict[str, Tensor]]:
-            ref_T = None
-            if self.cfg.kl_beta > 0:
-                ref_T = torch.stack([next(reference) for _ in range(len(logprobs_T))])
-                ref_T = ref_T.to(logprobs_T.device)
             loss, metrics = policy_loss(
                 logprobs_T,
                 sampler_logprobs_T=batch.sampler_logprobs_T,
@@ -101,8 +100,8 @@ class PolicyTrainer:
                 clip_low=self.cfg.clip_low,
                 clip_high=self.cfg.clip_high,
                 band=(self.cfg.band_low, self.cfg.band_high),
-                sequences_T=batch.rows_T if self.cfg.ratio == "sequence" else None,
-                ref_logprobs_T=ref_T,
+                sequences_T=batch.samples_T if self.cfg.ratio == "sequence" else None,
+                ref_logprobs_T=batch.ref_logprobs_T,
                 kl_beta=self.cfg.kl_beta,
                 kl_estimator=self.cfg.kl_estimator,
             )

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from spaniel.config import SFTConfig
 from spaniel.errors import DataError
-from spaniel.learner import Learner, Microbatch
+from spaniel.learner import Learner
+from spaniel.microbatch import Microbatch
 from spaniel.rollout import seed_of
 from spaniel.types import TrainingSample, Trajectory
 

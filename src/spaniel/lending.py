@@ -1,0 +1,145 @@
+"""Run the forward pass of a transformers model with attention and convolutions of our own.
+
+The sampling engine and the packed update lay tokens of many sequences end to end in one row, so
+that nothing is padded. The model's own code runs; what would mix the sequences is lent to it for
+the length of a block and given back after: its attention function, and the short convolution of
+an LFM2.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from spaniel.errors import ConfigError
+
+CONVOLUTIONS = ("Lfm2ShortConv",)
+UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "position_bias", "sliding_window")
+ADVICE = "use a model with full attention in every layer, or an LFM2"
+
+
+class Lender:
+    """What of one model is replaceable, and the replacing.
+
+    Args:
+        model: a causal LM, or a PEFT model around one.
+        who: what cannot run a model that is refused, for the message: "the sampling engine".
+
+    Raises:
+        ConfigError: the configuration says that a layer is more than causal attention or a
+            short convolution.
+    """
+
+    def __init__(self, model: Any, who: str) -> None:
+        # LoRA lives inside the layers, so the unwrapped model still calls the adapters.
+        self.model: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self.modules = list(self.model.modules())
+        self.convolutions = [m for m in self.modules if type(m).__name__ in CONVOLUTIONS]
+        configs = [m.config for m in self.modules if hasattr(m, "config")]
+        self._configs = list({id(config): config for config in configs}.values())
+        self._check(model, who)
+
+    @contextmanager
+    def lend(self, attention: str, convolution: Callable[..., Tensor]) -> Iterator[None]:
+        """The model with this registered attention and this ``forward`` of its convolutions."""
+        names = [config._attn_implementation for config in self._configs]
+        methods = [module.__dict__.get("forward") for module in self.convolutions]
+        try:
+            for config in self._configs:
+                config._attn_implementation = attention
+            for module in self.convolutions:
+                module.forward = functools.partial(convolution, module)
+            yield
+        finally:
+            for config, name in zip(self._configs, names, strict=True):
+                config._attn_implementation = name
+            for module, method in zip(self.convolutions, methods, strict=True):
+                del module.forward
+                if method is not None:
+                    module.forward = method
+
+    def _check(self, model: Any, who: str) -> None:
+        config = self.model.config
+        refused = f"{who} cannot run {type(self.model).__name__}"
+        allowed = {"full_attention"}
+        if self.convolutions:
+            allowed.add("conv")
+        layer_types = getattr(config, "layer_types", None) or ()
+        if strange := sorted(set(layer_types) - allowed):
+            raise ConfigError(f"{refused}: it has {', '.join(strange)} layers; {ADVICE}")
+        if not layer_types and getattr(config, "sliding_window", None) is not None:
+            raise ConfigError(
+                f"{refused}: it has sliding_attention layers (window {config.sliding_window}); "
+                f"{ADVICE}"
+            )
+        rope = getattr(config, "rope_parameters", None) or {}
+        if rope.get("rope_type") in ("dynamic", "longrope"):
+            raise ConfigError(
+                f"{refused}: its {rope['rope_type']} rotary embedding changes cached keys as a "
+                f"sequence grows; {ADVICE}"
+            )
+        if not getattr(self.model, "_supports_attention_backend", False):
+            raise ConfigError(
+                f"{refused}: its attention is not replaceable in transformers; {ADVICE}"
+            )
+        if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+            raise ConfigError(f"{refused} with prompt learning; use LoRA")
+
+
+def check_attention_call(module: Any, lent: Any, kwargs: dict[str, Any], who: str) -> None:
+    """Raise ``ConfigError`` when a layer asks for more than plain causal attention is, or did
+    not pass on what was lent."""
+    for name in UNSUPPORTED_ARGUMENTS:
+        if kwargs.get(name) is not None:
+            raise ConfigError(f"{who} has no attention with {name}; {ADVICE}")
+    if lent is None:
+        raise ConfigError(
+            f"{type(module).__name__} does not pass keyword arguments to its attention "
+            f"function; {ADVICE}"
+        )
+
+
+def attend_chunk(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
+) -> Tensor:
+    """Causal attention of n queries that are the last of ``length`` keys.
+
+    Args:
+        query: [1, H, n, D].
+        keys: [1, K, length, D], values likewise.
+        mask: ``chunk_mask`` for H / K groups; None when n = length.
+        scale: factor on the scores.
+
+    Returns:
+        [1, H, n, D].
+    """
+    if mask is None:
+        return scaled_dot_product_attention(
+            query, keys, values, is_causal=True, scale=scale, enable_gqa=True
+        )
+    # Query heads that share a key head are stacked as further queries: no copy of the keys.
+    _, heads, n, dim = query.shape
+    stacked = query.reshape(1, keys.shape[1], -1, dim)
+    out = scaled_dot_product_attention(stacked, keys, values, attn_mask=mask, scale=scale)
+    return out.reshape(1, heads, n, -1)
+
+
+def chunk_mask(
+    start: int, end: int, groups: int, *, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """[groups * (end - start), end] to add to the scores of queries at positions from ``start``."""
+    queries = torch.arange(start, end, device=device)
+    keys = torch.arange(end, device=device)
+    return added(keys[None, :] <= queries[:, None], dtype).repeat(groups, 1)
+
+
+def added(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where seen, -inf elsewhere. Made once a pass: a bool mask is turned into this by every
+    attention call."""
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(
+        ~seen, float("-inf")
+    )

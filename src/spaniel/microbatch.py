@@ -1,0 +1,216 @@
+"""Training samples -> the token rows of a forward pass, and back from its hidden states.
+
+Two layouts of the same samples, with the same gradient:
+
+    rows     a padded row for each sample, those of similar length together
+    packed   one row of all, end to end (``packing.py``); what samples begin with in common is
+             laid once in ``shared``
+
+Shape letters: R rows, L tokens of a row, T trained tokens, D width, V vocabulary.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from spaniel.errors import ConfigError
+from spaniel.packing import PackedRow, Packer, most_tokens
+from spaniel.types import TrainingSample
+
+Packing = Literal["rows", "packed", "shared"]
+
+LOGITS_CHUNK = 2048
+"""Trained positions projected to the vocabulary at once: bounds the memory of logits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Microbatch:
+    """The tokens of one forward pass, and its trained tokens as flat arrays."""
+
+    token_ids_RL: Tensor
+    packed_row: PackedRow | None
+    """What lies where when all samples are in one row; None for padded rows."""
+    predictors_T: Tensor
+    """Place, in the rows laid end to end, of the token that each trained token follows."""
+    targets_T: Tensor
+    """The trained token ids."""
+    samples_T: Tensor
+    """Which sample each trained token belongs to, by its number among those given."""
+    weights_T: Tensor
+    sampler_logprobs_T: Tensor
+    advantages_T: Tensor
+    ref_logprobs_T: Tensor | None
+    """Under the frozen reference, when all samples have them."""
+
+
+def microbatches(
+    samples: Sequence[TrainingSample],
+    max_tokens: int,
+    device: torch.device,
+    packing: Packing = "rows",
+) -> Iterator[Microbatch]:
+    """At most ``max_tokens`` in each, with padding, but one sample at least.
+
+    In ``rows``, attention and convolutions are causal and padding stands on the right, so it
+    cannot reach a trained token; no mask is needed.
+    """
+    numbers = range(len(samples))
+    if packing == "shared":
+        # Next to each other in this order are those that begin with the most in common.
+        order = sorted(numbers, key=lambda i: samples[i].token_ids)
+    else:
+        order = sorted(numbers, key=lambda i: len(samples[i].token_ids))
+    chosen: list[int] = []
+    size = 0
+    for number in order:
+        sample = samples[number]
+        if packing == "rows":
+            grown = (len(chosen) + 1) * len(sample.token_ids)
+        elif packing == "packed" or not chosen:
+            grown = size + len(sample.token_ids)
+        else:
+            grown = size + most_tokens(sample.token_ids, samples[chosen[-1]].token_ids)
+        if chosen and grown > max_tokens:
+            yield _microbatch(samples, chosen, device, packing)
+            chosen, grown = [], len(sample.token_ids)
+        chosen.append(number)
+        size = grown
+    if chosen:
+        yield _microbatch(samples, chosen, device, packing)
+
+
+def _microbatch(
+    samples: Sequence[TrainingSample],
+    chosen: Sequence[int],
+    device: torch.device,
+    packing: Packing,
+) -> Microbatch:
+    packed = None
+    if packing == "rows":
+        length = max(len(samples[i].token_ids) for i in chosen)
+        token_ids = torch.zeros(len(chosen), length, dtype=torch.long)
+        places: list[Sequence[int]] = []
+        for row, number in enumerate(chosen):
+            ids = samples[number].token_ids
+            token_ids[row, : len(ids)] = torch.tensor(ids)
+            places.append(range(row * length, row * length + len(ids)))
+    else:
+        sequences = [samples[i].token_ids for i in chosen]
+        packed = PackedRow(sequences, share=packing == "shared", device=device)
+        token_ids = torch.tensor([packed.token_ids])
+        places = list(packed.places)
+    trained = [
+        (i, place[p - 1], samples[i].token_ids[p], w, samples[i].sampler_logprobs[p])
+        for i, place in zip(chosen, places, strict=True)
+        for p, w in enumerate(samples[i].weights)
+        if w != 0.0 and p > 0
+    ]
+    samples_T, predictors_T, targets_T, weights_T, sampler_T = zip(*trained, strict=True)
+    references = [samples[i].ref_logprobs for i in chosen]
+    ref_T = None
+    if None not in references:
+        ref_T = torch.tensor([v for values in references for v in values or ()], device=device)
+    return Microbatch(
+        token_ids_RL=token_ids.to(device),
+        packed_row=packed,
+        predictors_T=torch.tensor(predictors_T, device=device),
+        targets_T=torch.tensor(targets_T, device=device),
+        samples_T=torch.tensor(samples_T, device=device),
+        weights_T=torch.tensor(weights_T, device=device),
+        sampler_logprobs_T=torch.tensor(sampler_T, device=device),
+        advantages_T=torch.tensor([samples[i].advantage for i in samples_T], device=device),
+        ref_logprobs_T=ref_T,
+    )
+
+
+def lent_for(model: nn.Module, packing: Packing) -> AbstractContextManager[None]:
+    """The model able to run microbatches of this packing; around forward and backward passes.
+
+    Raises:
+        ConfigError: the model has layers that would mix the samples of a packed row.
+    """
+    return nullcontext() if packing == "rows" else Packer(model).lent()
+
+
+def trained_logprobs(model: nn.Module, batch: Microbatch, *, temperature: float = 1.0) -> Tensor:
+    """Log-probs of the trained tokens, [T], nats, of the distribution at ``temperature``.
+
+    Only positions that predict a trained token are projected to the vocabulary: four fifths
+    of a search trajectory are observations, and their logits would be waste.
+    """
+    decoder, head = decoder_and_head(model)
+    packed: dict[str, Any] = {}
+    if batch.packed_row is not None:
+        packed = {"packed_row": batch.packed_row, "position_ids": batch.packed_row.positions_1N}
+    hidden_RLD = decoder(input_ids=batch.token_ids_RL, use_cache=False, **packed).last_hidden_state
+    hidden_TD = hidden_RLD.flatten(0, 1)[batch.predictors_T]
+    chunks = []
+    for start in range(0, len(hidden_TD), LOGITS_CHUNK):
+        part, targets = (
+            hidden_TD[start : start + LOGITS_CHUNK],
+            batch.targets_T[start:][:LOGITS_CHUNK],
+        )
+        if len(hidden_TD) > LOGITS_CHUNK and torch.is_grad_enabled():
+            # Logits of all chunks at once would undo the chunking: recompute them backwards.
+            chunks.append(
+                checkpoint(_logprobs, head, part, targets, temperature, use_reentrant=False)
+            )
+        else:
+            chunks.append(_logprobs(head, part, targets, temperature))
+    return torch.cat(chunks)
+
+
+def _logprobs(head: nn.Module, hidden_TD: Tensor, targets_T: Tensor, temperature: float) -> Tensor:
+    logits_TV = head(hidden_TD).float() / temperature
+    return torch.log_softmax(logits_TV, dim=-1).gather(-1, targets_T[:, None])[:, 0]
+
+
+@torch.no_grad()
+def sample_logprobs(
+    model: nn.Module,
+    samples: Sequence[TrainingSample],
+    *,
+    max_tokens: int,
+    packing: Packing,
+    temperature: float = 1.0,
+) -> list[Tensor]:
+    """Log-probs of each sample's trained tokens under the current weights, in sample order."""
+    device = next(model.parameters()).device
+    out: list[Tensor] = [torch.empty(0)] * len(samples)
+    with lent_for(model, packing):
+        for batch in microbatches(samples, max_tokens, device, packing):
+            values_T = trained_logprobs(model, batch, temperature=temperature).cpu()
+            samples_T = batch.samples_T.cpu()
+            for number in set(samples_T.tolist()):
+                out[number] = values_T[samples_T == number]
+    return out
+
+
+def decoder_and_head(model: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """(layers up to the last hidden state, projection to the vocabulary) of a causal LM.
+
+    Adapters live inside the layers, so a PEFT model gives its base model's parts.
+
+    Raises:
+        ConfigError: the model changes its logits after the projection (soft-capping, scaling).
+    """
+    base = base_model_of(model)
+    config = base.config
+    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
+        value = getattr(config, name, None)
+        if value not in (None, 1, 1.0):
+            raise ConfigError(
+                f"{type(base).__name__} changes its logits ({name}={value}): not supported"
+            )
+    return base.base_model, base.get_output_embeddings()
+
+
+def base_model_of(model: nn.Module) -> Any:
+    """The transformers model inside a PEFT wrapper, or the model itself."""
+    base: Any = model
+    return base.get_base_model() if hasattr(model, "peft_config") else base
