@@ -7,7 +7,8 @@ from tests.doubles import BrokenEngine, WordEngine, lighthouse_documents
 
 from spaniel.config import EnvConfig, RewardConfig
 from spaniel.env.episode import Environment
-from spaniel.errors import PolicyError, TrainingError
+from spaniel.env.window import OMITTED
+from spaniel.errors import ConfigError, PolicyError, TrainingError
 from spaniel.policy.scripted import ScriptedPolicy
 from spaniel.renderer import ByteRenderer
 from spaniel.rollout import Runner, check_failures, check_ledger, seed_of
@@ -187,3 +188,88 @@ def test_a_broken_ledger_stops_the_run(change):
 def test_seeds_are_stable_and_differ_by_path():
     assert seed_of(1, "a") == seed_of(1, "a") == 6104050150092007499
     assert len({seed_of(1, "a"), seed_of(1, "b"), seed_of(2, "a"), seed_of("1/a", "")}) == 4
+
+
+def thinking(request):
+    """Ten searches, each behind a thought, then a report of the first hit."""
+    turn = (len(request.messages) - 2) // 2
+    if turn < 10:
+        return f'<think>turn {turn}</think>\nsearch("lighthouse")'
+    return f'report(["{shown_id(request, "Ardent Lighthouse")}"])'
+
+
+WINDOW = {"observations": 2, "dropped_at_once": 3}
+
+
+def test_a_window_replaces_old_observations_by_markers_and_starts_segments():
+    trajectory, made = roll(thinking, max_turns=12, window=WINDOW)
+    assert trajectory.stop_reason is StopReason.REPORTED
+    assert len(trajectory.segments) == 1 + 2  # after observations 5 and 8
+    renderer = ByteRenderer()
+    for number, request in enumerate(made.policy.requests):
+        text = renderer.decode(request.token_ids)
+        omitted = max(0, number - 2) // 3 * 3
+        assert text.count(OMITTED) == omitted
+        assert text.count("Ardent Lighthouse [") == number - omitted
+        assert all(f"turn {earlier}</think>" in text for earlier in range(number))
+        # What an endpoint is asked says the same.
+        assert [m.content for m in request.messages].count(f"Results:\n{OMITTED}") == omitted
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"window": WINDOW},
+        {"window": {"observations": 1, "dropped_at_once": 1}},
+        {"drop_thoughts": True},
+        {"window": WINDOW, "drop_thoughts": True},
+    ],
+)
+def test_every_turn_is_sampled_once_and_asked_with_its_segment(settings):
+    trajectory, made = roll(thinking, max_turns=12, **settings)
+    renderer = ByteRenderer()
+    assert len(trajectory.turns) == 11
+    for request, turn in zip(made.policy.requests, trajectory.turns, strict=True):
+        start = max(s for s in trajectory.segments if s <= turn.start)
+        assert request.token_ids == trajectory.token_ids[start : turn.start]
+        sampled = trajectory.token_ids[turn.start : turn.end]
+        assert sampled == renderer.encode_completion(turn.text)
+        assert request.token_ids[: len(made.policy.requests[0].token_ids)] == (
+            made.policy.requests[0].token_ids
+        )
+
+
+def test_dropped_thoughts_are_seen_by_no_later_turn():
+    _, made = roll(thinking, max_turns=12, drop_thoughts=True)
+    for request in made.policy.requests:
+        assert "think>" not in ByteRenderer().decode(request.token_ids).split("Question")[1]
+        assert not any("think>" in m.content for m in request.messages[1:])
+
+
+def test_the_budget_counts_what_is_in_sight():
+    whole, _ = roll(thinking, max_turns=12, max_tokens=1500)
+    windowed, _ = roll(
+        thinking, max_turns=12, max_tokens=1500, window={"observations": 1, "dropped_at_once": 1}
+    )
+    assert whole.stop_reason is StopReason.MAX_TOKENS
+    assert len(windowed.turns) > len(whole.turns)
+    assert all(end - start <= 1500 for start, end in windowed.segment_bounds)
+
+
+def test_a_segment_that_starts_inside_a_turn_breaks_the_ledger():
+    trajectory, _ = roll(good_policy)
+    inside = trajectory.turns[1].start + 1
+    with pytest.raises(TrainingError, match="segments start out of order or inside a turn"):
+        check_ledger(replace(trajectory, segments=(0, inside)))
+
+
+def test_a_template_that_opens_thoughts_itself_refuses_to_drop_them():
+    made = runner(thinking, drop_thoughts=True)
+
+    class Opening(ByteRenderer):
+        def observation(self, text, *, ended):
+            return (*super().observation(text, ended=ended), *b"<think>")
+
+    made.renderer = Opening()
+    with pytest.raises(ConfigError, match=r"env\.drop_thoughts must be false"):
+        asyncio.run(made.trajectory(QUESTION, seed=3, name="q/0"))

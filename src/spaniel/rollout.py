@@ -5,7 +5,9 @@
                            +----------------------- appended -------------------------+
 
 Every token the policy sees or writes goes through one append-only ``Ledger``. Sampled ids
-enter as sampled; observations are rendered once and appended. Nothing is rendered twice.
+enter as sampled; observations are rendered once and appended. When the window takes something out
+of sight, the ledger starts a new segment: what is left is laid again, as context, from the ids
+that are there.
 """
 
 import asyncio
@@ -13,11 +15,20 @@ import hashlib
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from spaniel.config import RewardConfig
+from spaniel.env.dialects import THINK_CLOSE, THINK_OPEN
 from spaniel.env.episode import Environment, Episode
-from spaniel.errors import PolicyError, RewardError, RolloutError, TrainingError, boundary
+from spaniel.env.window import OMITTED, num_omitted, text_without_thoughts, without_thoughts
+from spaniel.errors import (
+    ConfigError,
+    PolicyError,
+    RewardError,
+    RolloutError,
+    TrainingError,
+    boundary,
+)
 from spaniel.policy.base import Policy, Request, Sampling
 from spaniel.progress import Progress
 from spaniel.renderer import Renderer
@@ -48,9 +59,24 @@ class Ledger:
         self.loss_mask: list[bool] = []
         self.sampler_logprobs: list[float] = []
         self.policy_versions: list[int] = []
+        self.segments: list[int] = [0]
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def in_sight(self) -> tuple[int, ...]:
+        """Ids of the current segment: what the policy is asked with."""
+        return tuple(self.token_ids[self.segments[-1] :])
+
+    @property
+    def num_in_sight(self) -> int:
+        """Tokens of the current segment."""
+        return len(self) - self.segments[-1]
+
+    def start_segment(self) -> None:
+        """Begin a token sequence that does not extend the one before."""
+        self.segments.append(len(self))
 
     def append_context(self, token_ids: Sequence[int]) -> None:
         """Tokens the policy did not write: prompt, observations, role markers."""
@@ -74,7 +100,7 @@ def check_ledger(trajectory: Trajectory) -> None:
 
     One length; a token has a version if and only if it was sampled; sampled log-probs are
     finite and at most 0 (rounding aside), others exactly 0; the turns' spans are in order
-    and cover exactly the sampled tokens.
+    and cover exactly the sampled tokens; segments start in order, between turns.
     """
     t = trajectory
     lengths = {len(t.token_ids), len(t.loss_mask), len(t.sampler_logprobs), len(t.policy_versions)}
@@ -92,6 +118,10 @@ def check_ledger(trajectory: Trajectory) -> None:
         spans = [position for turn in t.turns for position in range(turn.start, turn.end)]
         if spans != [i for i, mask in enumerate(t.loss_mask) if mask]:
             broken = "the turns do not cover exactly the sampled tokens"
+        elif t.segments != tuple(sorted({0, *t.segments})) or any(
+            turn.start < segment < turn.end for turn in t.turns for segment in t.segments
+        ):
+            broken = f"segments start out of order or inside a turn: {t.segments}"
     if broken:
         raise TrainingError(f"trajectory {t.trajectory_id}: the token ledger is broken: {broken}")
 
@@ -122,15 +152,17 @@ async def rollout(
     format_ok = False
     try:
         messages = episode.reset()
+        history = _History(messages, renderer, environment)
         ledger.append_context(renderer.initial(messages))
         while (stop := _budget_spent(ledger, episode)) is None:
             limit = min(
-                environment.cfg.max_tokens_per_turn, environment.cfg.max_tokens - len(ledger)
+                environment.cfg.max_tokens_per_turn,
+                environment.cfg.max_tokens - ledger.num_in_sight,
             )
             request = Request(
                 episode_id=trajectory_id,
-                token_ids=tuple(ledger.token_ids),
-                messages=tuple(messages),
+                token_ids=ledger.in_sight,
+                messages=tuple(history.messages()),
                 sampling=replace(sampling, max_tokens=limit, seed=seed_of(seed, episode.num_turns)),
             )
             with boundary(PolicyError, "complete"):
@@ -151,18 +183,10 @@ async def rollout(
             if step.report is not None:
                 stop, report, format_ok = StopReason.REPORTED, step.report, not step.errors
                 break
-            messages = [
-                *messages,
-                Message(role="assistant", content=completion.text),
-                Message(role="user", content=step.observation),
-            ]
-            if episode.num_turns < environment.cfg.max_turns:
-                ended = reason is FinishReason.STOP
-                ids = renderer.observation(step.observation, ended=ended)
-                if len(ledger) + len(ids) >= environment.cfg.max_tokens:
-                    stop = StopReason.MAX_TOKENS
-                    break
-                ledger.append_context(ids)
+            history.append(completion, step.observation)
+            if episode.num_turns < environment.cfg.max_turns and not history.extend(ledger):
+                stop = StopReason.MAX_TOKENS
+                break
     except RolloutError as failure:
         stop, error = StopReason.INFRASTRUCTURE, str(failure)
     finally:
@@ -174,6 +198,7 @@ async def rollout(
         loss_mask=tuple(ledger.loss_mask),
         sampler_logprobs=tuple(ledger.sampler_logprobs),
         policy_versions=tuple(ledger.policy_versions),
+        segments=tuple(ledger.segments),
         turns=tuple(turns),
         stop_reason=stop,
         error=error,
@@ -190,9 +215,98 @@ def _budget_spent(ledger: Ledger, episode: Episode) -> StopReason | None:
     cfg = episode.environment.cfg
     if episode.num_turns >= cfg.max_turns:
         return StopReason.MAX_TURNS
-    if len(ledger) >= cfg.max_tokens:
+    if ledger.num_in_sight >= cfg.max_tokens:
         return StopReason.MAX_TOKENS
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """A turn as it was sampled, and what the environment said back."""
+
+    completion: Completion
+    observation: str
+
+    @property
+    def ended(self) -> bool:
+        return self.completion.finish_reason is FinishReason.STOP
+
+
+class _History:
+    """All exchanges of an episode, and how they are laid into its ledger."""
+
+    def __init__(
+        self, first: Sequence[Message], renderer: Renderer, environment: Environment
+    ) -> None:
+        self.first, self.renderer, self.environment = list(first), renderer, environment
+        self.exchanges: list[_Exchange] = []
+        self._num_laid_as_markers = 0
+        self._marker = environment.dialect.observation(OMITTED)
+        if environment.cfg.drop_thoughts:
+            prompt = renderer.decode(renderer.observation("", ended=True))
+            if prompt.count(THINK_OPEN) > prompt.count(THINK_CLOSE):
+                raise ConfigError(
+                    "env.drop_thoughts must be false for this chat template: it opens every turn "
+                    f"with {THINK_OPEN} itself, which would stay behind"
+                )
+
+    def append(self, completion: Completion, observation: str) -> None:
+        """Take in the latest exchange."""
+        self.exchanges.append(_Exchange(completion, observation))
+
+    def messages(self) -> list[Message]:
+        """What is in sight, as messages."""
+        drop_thoughts = self.environment.cfg.drop_thoughts
+        omitted = self._num_omitted()
+        out = list(self.first)
+        for number, exchange in enumerate(self.exchanges):
+            text = exchange.completion.text
+            text = text_without_thoughts(text) if drop_thoughts else text
+            shown = self._marker if number < omitted else exchange.observation
+            out += [Message(role="assistant", content=text), Message(role="user", content=shown)]
+        return out
+
+    def extend(self, ledger: Ledger) -> bool:
+        """Lay the latest exchange's observation; all that is left in sight when something went.
+
+        Returns:
+            False, with nothing laid, when no room for another turn would be left.
+        """
+        latest = self.exchanges[-1]
+        sampled = latest.completion.token_ids
+        went = self._num_omitted() > self._num_laid_as_markers or self._kept(latest) != sampled
+        if went:
+            parts = self._laid_anew()
+        else:
+            parts = [self.renderer.observation(latest.observation, ended=latest.ended)]
+        before = 0 if went else ledger.num_in_sight
+        if before + sum(map(len, parts)) >= self.environment.cfg.max_tokens:
+            return False
+        if went:
+            self._num_laid_as_markers = self._num_omitted()
+            ledger.start_segment()
+        for part in parts:
+            ledger.append_context(part)
+        return True
+
+    def _laid_anew(self) -> list[tuple[int, ...]]:
+        parts = [self.renderer.initial(self.first)]
+        omitted = self._num_omitted()
+        for number, exchange in enumerate(self.exchanges):
+            shown = self._marker if number < omitted else exchange.observation
+            parts.append(self._kept(exchange))
+            parts.append(self.renderer.observation(shown, ended=exchange.ended))
+        return parts
+
+    def _kept(self, exchange: _Exchange) -> tuple[int, ...]:
+        """The sampled ids of an earlier turn that stay in sight."""
+        ids = tuple(exchange.completion.token_ids)
+        if not self.environment.cfg.drop_thoughts:
+            return ids
+        return without_thoughts(ids, self.renderer.decode)
+
+    def _num_omitted(self) -> int:
+        return num_omitted(len(self.exchanges), self.environment.cfg.window)
 
 
 class Runner:

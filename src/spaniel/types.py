@@ -5,6 +5,7 @@ Records are frozen and keyword-only. A later stage makes a new record with
 the same field names (see ``store.py``), so trainer, evaluation and viewer read one file.
 """
 
+import itertools
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -177,6 +178,11 @@ class Trajectory:
     """Seconds spent in tools."""
     wall_s: float = 0.0
     """Seconds from the first prompt to the end, waiting for the sampler included."""
+
+    @property
+    def segment_bounds(self) -> tuple[tuple[int, int], ...]:
+        """(start, end) of each segment in the ledger."""
+        return tuple(itertools.pairwise((*self.segments, len(self.token_ids))))
 
     @property
     def num_sampled_tokens(self) -> int:

@@ -15,7 +15,7 @@ from spaniel.config.corpus import (
     Source,
     WorldSource,
 )
-from spaniel.config.env import EnvConfig, EvidenceConfig, RewardConfig
+from spaniel.config.env import EnvConfig, EvidenceConfig, RewardConfig, WindowConfig
 from spaniel.config.evaluation import EvalConfig, PriceConfig
 from spaniel.config.index import (
     CalibrationConfig,
@@ -88,6 +88,7 @@ __all__ = [
     "Source",
     "SphinxConfig",
     "StageConfig",
+    "WindowConfig",
     "WorldSource",
     "apply_override",
     "load_recipe",

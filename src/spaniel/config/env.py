@@ -20,6 +20,16 @@ class EvidenceConfig(StageConfig):
     """Of its answer, reasoning included."""
 
 
+class WindowConfig(StageConfig):
+    """What of a long episode stays in sight."""
+
+    observations: int = Field(ge=1)
+    """The latest that always stay whole."""
+    dropped_at_once: int = Field(4, ge=1)
+    """Older ones that are replaced by markers together. Each time a new token sequence begins,
+    which is prefilled anew and trained on as a sequence of its own."""
+
+
 class EnvConfig(StageConfig):
     """Question + turns -> observations."""
 
@@ -40,7 +50,13 @@ class EnvConfig(StageConfig):
     max_tokens_per_turn: int = Field(512, ge=1)
     """Sampled tokens in a turn."""
     max_tokens: int = Field(8192, ge=64)
-    """Tokens in a trajectory, prompt and observations included."""
+    """Tokens in sight at once, prompt and observations included: without a window and with thoughts
+    kept, those of the whole trajectory."""
+    window: WindowConfig | None = None
+    """Replaces older observations by markers; without it all stay."""
+    drop_thoughts: bool = False
+    """Take the thoughts of earlier turns out of sight, as some chat templates do. Every turn behind
+    a thought is then a token sequence of its own."""
     max_observation_chars: int = Field(4000, ge=100)
     """Characters of one observation; longer ones are cut with a note."""
     remind: bool = False

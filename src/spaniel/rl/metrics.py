@@ -25,7 +25,8 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     for part in scored[0].reward_parts:
         metrics[f"reward/{part}"] = float(np.mean([t.reward_parts[part] for t in scored]))
     metrics["completion_tokens/mean"] = float(np.mean([t.num_sampled_tokens for t in scored]))
-    metrics["context_tokens/mean"] = float(np.mean([len(t.token_ids) for t in scored]))
+    longest = [max(end - start for start, end in t.segment_bounds) for t in scored]
+    metrics["context_tokens/mean"] = float(np.mean(longest))
     metrics["calls/mean"] = float(
         np.mean([sum(x.call is not None for x in t.turns) for t in scored])
     )

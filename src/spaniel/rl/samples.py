@@ -1,6 +1,5 @@
 """Groups -> training samples: advantages spread, segments split, losses normalised."""
 
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -99,9 +98,8 @@ def trajectory_samples(
     trajectory: Trajectory, trained: Sequence[bool], advantage: float, *, weight: float
 ) -> list[TrainingSample]:
     """One sample for each segment of the ledger; ``weight`` on every token that is trained."""
-    bounds = [*trajectory.segments, len(trajectory.token_ids)]
     samples = []
-    for start, end in itertools.pairwise(bounds):
+    for start, end in trajectory.segment_bounds:
         mask = trained[start:end]
         if any(mask):
             samples.append(

@@ -97,10 +97,14 @@ def _world_demonstrations(
     by_qid = {q.qid: q for q in questions}
     walks = [
         Demonstration(
-            np.array(t.token_ids, dtype=np.uint16), np.array(t.loss_mask), by_qid[t.qid].hops
+            np.array(t.token_ids[start:end], dtype=np.uint16),
+            np.array(t.loss_mask[start:end]),
+            by_qid[t.qid].hops,
         )
         for t in trajectories
         if t.reward_parts.get("ndcg", 0.0) >= cfg.min_reward
+        for start, end in t.segment_bounds
+        if any(t.loss_mask[start:end])
     ]
     return [*walks, *_lessons(world, cfg, environment, renderer, seed)]
 

@@ -44,24 +44,33 @@ def train_sft(
 def sft_samples(
     trajectories: Sequence[Trajectory], *, observation_weight: float = 0.0
 ) -> list[TrainingSample]:
-    """Whole trajectories; weight 1 / N on each own token, N own tokens of the update.
+    """A sample for each segment; weight 1 / N on each own token, N own tokens of the update.
 
     A turn that went wrong inside a good trajectory is not imitated: its tokens are context,
-    and the error it got stays in view. ``observation_weight`` puts some loss on context too.
+    and the error it got stays in view. ``observation_weight`` puts some loss on context too, but
+    not on what a segment repeats of the one before.
     """
     masks = [_imitated(t) for t in trajectories]
     for trajectory, mask in zip(trajectories, masks, strict=True):
         if not any(mask):
             raise DataError(f"demonstration {trajectory.trajectory_id} has no token to train on")
     own = 1.0 / sum(sum(mask) for mask in masks)
-    return [
-        TrainingSample(
-            token_ids=t.token_ids,
-            weights=tuple(own if m else own * observation_weight for m in mask),
-            sampler_logprobs=t.sampler_logprobs,
-        )
-        for t, mask in zip(trajectories, masks, strict=True)
-    ]
+    samples = []
+    for trajectory, mask in zip(trajectories, masks, strict=True):
+        for start, end in trajectory.segment_bounds:
+            sampled = trajectory.loss_mask[start:end]
+            repeated = sampled.index(True) if start and True in sampled else 0
+            weights = [own if m else own * observation_weight for m in mask[start:end]]
+            weights[:repeated] = [0.0] * repeated
+            if any(weights[1:]):
+                samples.append(
+                    TrainingSample(
+                        token_ids=trajectory.token_ids[start:end],
+                        weights=tuple(weights),
+                        sampler_logprobs=trajectory.sampler_logprobs[start:end],
+                    )
+                )
+    return samples
 
 
 def _imitated(trajectory: Trajectory) -> list[bool]:
