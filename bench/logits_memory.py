@@ -4,7 +4,7 @@
 
 Forward and backward of one microbatch of 16 x 512 tokens of which every fifth is trained, by a
 Llama of 2 layers and width 256 with a vocabulary of 49,152 (SmolLM2) and of 151,936 (Qwen3), in
-float32. ``trained`` is ``microbatch.trained_logprobs``; ``all`` takes ``model(...).logits``, its
+float32. ``trained`` is ``microbatch.predict``; ``all`` takes ``model(...).logits``, its
 log-softmax, and gathers the same log-probs from that. Both compute the same loss. Each measurement
 is a process of its own: the peak of its resident memory less what was resident before the forward
 pass, with model and batch loaded. The largest needs about 18 GiB. Prints one JSON object.
@@ -29,7 +29,7 @@ def measure(method: str, vocab_size: int) -> dict[str, float]:
     """One forward and backward pass in this process."""
     import torch
 
-    from spaniel.microbatch import microbatches, trained_logprobs
+    from spaniel.microbatch import microbatches, predict
 
     model = small_model(vocab_size)
     samples = make_samples(vocab_size)
@@ -37,7 +37,7 @@ def measure(method: str, vocab_size: int) -> dict[str, float]:
     before = rss_mib()
     reset_peak_rss()
     if method == "trained":
-        logprobs_T = trained_logprobs(model, batch)
+        logprobs_T = predict(model, batch).logprobs_T
     else:
         logprobs_RLV = model(input_ids=batch.token_ids_RL, use_cache=False).logits.log_softmax(-1)
         # The prediction behind the last token of a row is nobody's; any target will do there.

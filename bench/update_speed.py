@@ -162,10 +162,10 @@ def logprobs_of(model: Any, batch: Any, layout: str) -> Any:
     """Of the trained tokens; with logits at all positions, or at those alone."""
     import torch
 
-    from spaniel.microbatch import decoder_and_head, trained_logprobs
+    from spaniel.microbatch import decoder_and_head, predict
 
     if layout in ("rows", "ours"):
-        return trained_logprobs(model, batch)
+        return predict(model, batch).logprobs_T
     decoder, head = decoder_and_head(model)
     packed: dict[str, Any] = {}
     if batch.packed_row is not None:

@@ -43,8 +43,8 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change():
     trained = learner(tiny("llama"))
     before = weights_fingerprint(trained.model)
 
-    def broken(logprobs_T, batch):
-        loss = (logprobs_T * math.nan).sum()
+    def broken(predictions, batch):
+        loss = (predictions.logprobs_T * math.nan).sum()
         return loss, {"loss": loss.detach()}
 
     with pytest.raises(TrainingError, match="not finite"):

@@ -12,8 +12,8 @@ from spaniel.microbatch import (
     decoder_and_head,
     lent_for,
     microbatches,
-    sample_logprobs,
-    trained_logprobs,
+    predict,
+    sample_predictions,
 )
 from spaniel.packing import MIN_SHARED
 
@@ -26,7 +26,7 @@ def loss_and_gradients(model, made, limit, packing):
     total = 0.0
     with lent_for(model, packing):
         for batch in microbatches(made, limit, CPU, packing):
-            loss, _ = nll(trained_logprobs(model, batch), batch)
+            loss, _ = nll(predict(model, batch), batch)
             loss.backward()
             total += loss.item()
     gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
@@ -39,14 +39,14 @@ def loss_and_gradients(model, made, limit, packing):
 def test_trained_logprobs_are_those_of_each_sample_alone(family, packing):
     model = tiny(family)
     made = samples((40, 25, 61, 30, 24), shared=22)
-    got = sample_logprobs(model, made, max_tokens=150, packing=packing, temperature=0.7)
-    for sample, values in zip(made, got, strict=True):
+    got = sample_predictions(model, made, max_tokens=150, packing=packing, temperature=0.7)
+    for sample, predicted in zip(made, got, strict=True):
         with torch.no_grad():
             logits = model(torch.tensor([sample.token_ids]), use_cache=False).logits[0] / 0.7
         trained = [p for p, w in enumerate(sample.weights) if w]
         logprobs = torch.log_softmax(logits, -1)
         expected = [logprobs[p - 1, sample.token_ids[p]] for p in trained]
-        assert torch.allclose(values, torch.tensor(expected), atol=1e-5)
+        assert torch.allclose(predicted.logprobs_T, torch.tensor(expected), atol=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -66,9 +66,9 @@ def test_a_neighbour_in_the_row_changes_nothing():
     """The same samples among others: what is not shared is not seen, by no layer."""
     model = tiny("lfm2", num_hidden_layers=4, layer_types=["conv", "full_attention"] * 2)
     made = samples((40, 25, 61, 30), shared=22)
-    alone = sample_logprobs(model, made[:1], max_tokens=1000, packing="shared")[0]
-    among = sample_logprobs(model, made, max_tokens=1000, packing="shared")[0]
-    assert torch.allclose(alone, among, atol=1e-5)
+    alone = sample_predictions(model, made[:1], max_tokens=1000, packing="shared")[0]
+    among = sample_predictions(model, made, max_tokens=1000, packing="shared")[0]
+    assert torch.allclose(alone.logprobs_T, among.logprobs_T, atol=1e-5)
 
 
 @pytest.mark.parametrize("packing", PACKINGS)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.test_learner import nll, samples
+from tests.training_samples import nll, samples
 
 from spaniel.config import OptimizerConfig
 from spaniel.learner import Learner

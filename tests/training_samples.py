@@ -24,6 +24,6 @@ def samples(lengths=(9, 5, 7, 12), vocab=64, shared=0):
     return made
 
 
-def nll(logprobs_T, batch):
-    loss = -(logprobs_T * batch.weights_T).sum()
+def nll(predictions, batch):
+    loss = -(predictions.logprobs_T * batch.weights_T).sum()
     return loss, {"loss": loss.detach()}

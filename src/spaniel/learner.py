@@ -13,19 +13,22 @@ from spaniel.config import OptimizerConfig
 from spaniel.errors import ArtifactError, TrainingError
 from spaniel.microbatch import (
     Microbatch,
+    Predictions,
     base_model_of,
     decoder_and_head,
     lent_for,
     microbatches,
-    sample_logprobs,
-    trained_logprobs,
+    predict,
+    sample_predictions,
 )
 from spaniel.optimizer import make_optimizer
 from spaniel.store import publish_directory, read_manifest
 from spaniel.types import TrainingSample
 
-Objective = Callable[[Tensor, Microbatch], tuple[Tensor, dict[str, Tensor]]]
-"""(log-probs of the trained tokens, microbatch) -> loss and metrics, both sums."""
+VALUE_HEAD_FILE = "value_head.safetensors"
+
+Objective = Callable[[Predictions, Microbatch], tuple[Tensor, dict[str, Tensor]]]
+"""(predictions for the trained tokens, microbatch) -> loss and metrics, both sums."""
 
 
 def disable_dropout(model: nn.Module) -> None:
@@ -43,9 +46,19 @@ class Learner:
 
     Args:
         total_steps: what the schedule is laid out over; None when it follows ``set_progress``.
+        value_head: hidden states [T, D] -> values [T]; trained beside the model, at
+            ``value_factor`` times its learning rate.
     """
 
-    def __init__(self, model: nn.Module, cfg: OptimizerConfig, *, total_steps: int | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        cfg: OptimizerConfig,
+        *,
+        total_steps: int | None,
+        value_head: nn.Module | None = None,
+        value_factor: float = 1.0,
+    ) -> None:
         self.model, self.cfg, self.total_steps = model, cfg, total_steps
         # Both refuse what cannot be trained, before anything is rolled out.
         decoder_and_head(model)
@@ -57,7 +70,10 @@ class Learner:
         self.device = self.parameters[0].device
         base = base_model_of(model)
         tables = [base.get_input_embeddings().weight, base.get_output_embeddings().weight]
-        self.optimizer = make_optimizer(model, tables, cfg)
+        self.value_head = None if value_head is None else value_head.to(self.device)
+        heads = list(self.value_head.parameters()) if self.value_head is not None else []
+        self.parameters += heads
+        self.optimizer = make_optimizer(model, tables, cfg, heads=heads, head_factor=value_factor)
         self.num_steps = 0
         self._progress = 0.0
         self._num_accumulated = 0
@@ -90,19 +106,22 @@ class Learner:
             for batch in microbatches(
                 samples, self.cfg.microbatch_tokens, self.device, self.cfg.packing
             ):
-                logprobs_T = trained_logprobs(self.model, batch, temperature=temperature)
-                loss, metrics = objective(logprobs_T, batch)
+                made = predict(
+                    self.model, batch, temperature=temperature, value_head=self.value_head
+                )
+                loss, metrics = objective(made, batch)
                 loss.backward()  # type: ignore[no-untyped-call]  # torch leaves backward untyped
                 for key, value in metrics.items():
                     self._totals[key] = self._totals.get(key, 0.0) + float(value)
         self.model.eval()
         self._num_accumulated += len(samples)
 
-    def apply(self, scale: float = 1.0) -> dict[str, float]:
+    def apply(self, scale: float = 1.0, *, counts: bool = True) -> dict[str, float]:
         """Step on ``scale`` times the accumulated gradient; returns the accumulated metrics.
 
         Without samples it only counts the step. ``scale`` is the one denominator of an update
-        whose size was not known when its first samples came.
+        whose size was not known when its first samples came. The last of several passes over an
+        update's samples is the one that ``counts``.
 
         Raises:
             TrainingError: loss or gradient is not finite. The weights are left as they were.
@@ -126,7 +145,7 @@ class Learner:
             totals["learning_rate"] = rate
             self.optimizer.step()
         self._num_accumulated = 0
-        self.num_steps += 1
+        self.num_steps += int(counts)
         return totals
 
     def _learning_rate(self) -> float:
@@ -139,12 +158,19 @@ class Learner:
         self, samples: Sequence[TrainingSample], *, temperature: float = 1.0
     ) -> list[Tensor]:
         """Log-probs of each sample's trained tokens under the current weights, in sample order."""
-        return sample_logprobs(
+        return [p.logprobs_T for p in self.predictions(samples, temperature=temperature)]
+
+    def predictions(
+        self, samples: Sequence[TrainingSample], *, temperature: float = 1.0
+    ) -> list[Predictions]:
+        """Of each sample's trained tokens under the current weights, in sample order."""
+        return sample_predictions(
             self.model,
             samples,
             max_tokens=self.cfg.microbatch_tokens,
             packing=self.cfg.packing,
             temperature=temperature,
+            value_head=self.value_head,
         )
 
     # -- checkpoints -----------------------------------------------------------------------
@@ -154,6 +180,8 @@ class Learner:
         manifest = {"num_steps": self.num_steps, "total_steps": self.total_steps, **state}
         with publish_directory(directory, manifest) as partial:
             save_weights(self.model, partial / "weights.safetensors")
+            if self.value_head is not None:
+                save_weights(self.value_head, partial / VALUE_HEAD_FILE)
             torch.save(
                 {"optimizer": self.optimizer.state_dict(), "rng": torch.get_rng_state()},
                 partial / "optimizer.pt",
@@ -168,6 +196,8 @@ class Learner:
                 f"{self.total_steps}; resume with the same settings or start a new run_dir"
             )
         load_weights(self.model, directory / "weights.safetensors")
+        if self.value_head is not None:
+            load_weights(self.value_head, directory / VALUE_HEAD_FILE)
         saved = torch.load(directory / "optimizer.pt", weights_only=True)
         self.optimizer.load_state_dict(saved["optimizer"])
         torch.set_rng_state(saved["rng"])

@@ -44,8 +44,20 @@ class Microbatch:
     weights_T: Tensor
     sampler_logprobs_T: Tensor
     advantages_T: Tensor
+    values_T: Tensor | None
+    """Before the update, when all samples have them."""
     ref_logprobs_T: Tensor | None
     """Under the frozen reference, when all samples have them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predictions:
+    """What the current weights say of a microbatch's trained tokens, with gradient."""
+
+    logprobs_T: Tensor
+    """Nats, of the distribution at the temperature of sampling."""
+    values_T: Tensor | None = None
+    """Of the value head, where there is one."""
 
 
 def microbatches(
@@ -111,10 +123,15 @@ def _microbatch(
         if w != 0.0 and p > 0
     ]
     samples_T, predictors_T, targets_T, weights_T, sampler_T = zip(*trained, strict=True)
-    references = [samples[i].ref_logprobs for i in chosen]
-    ref_T = None
-    if None not in references:
-        ref_T = torch.tensor([v for values in references for v in values or ()], device=device)
+
+    def of_tokens(values: list[tuple[float, ...] | None]) -> Tensor | None:
+        if any(part is None for part in values):
+            return None
+        return torch.tensor([v for part in values for v in part or ()], device=device)
+
+    advantages_T = of_tokens([samples[i].advantages for i in chosen])
+    if advantages_T is None:
+        advantages_T = torch.tensor([samples[i].advantage for i in samples_T], device=device)
     return Microbatch(
         token_ids_RL=token_ids.to(device),
         packed_row=packed,
@@ -123,8 +140,9 @@ def _microbatch(
         samples_T=torch.tensor(samples_T, device=device),
         weights_T=torch.tensor(weights_T, device=device),
         sampler_logprobs_T=torch.tensor(sampler_T, device=device),
-        advantages_T=torch.tensor([samples[i].advantage for i in samples_T], device=device),
-        ref_logprobs_T=ref_T,
+        advantages_T=advantages_T,
+        values_T=of_tokens([samples[i].values for i in chosen]),
+        ref_logprobs_T=of_tokens([samples[i].ref_logprobs for i in chosen]),
     )
 
 
@@ -137,8 +155,14 @@ def lent_for(model: nn.Module, packing: Packing) -> AbstractContextManager[None]
     return nullcontext() if packing == "rows" else Packer(model).lent()
 
 
-def trained_logprobs(model: nn.Module, batch: Microbatch, *, temperature: float = 1.0) -> Tensor:
-    """Log-probs of the trained tokens, [T], nats, of the distribution at ``temperature``.
+def predict(
+    model: nn.Module,
+    batch: Microbatch,
+    *,
+    temperature: float = 1.0,
+    value_head: nn.Module | None = None,
+) -> Predictions:
+    """One forward pass over a microbatch.
 
     Only positions that predict a trained token are projected to the vocabulary: four fifths
     of a search trajectory are observations, and their logits would be waste.
@@ -162,7 +186,10 @@ def trained_logprobs(model: nn.Module, batch: Microbatch, *, temperature: float 
             )
         else:
             chunks.append(_logprobs(head, part, targets, temperature))
-    return torch.cat(chunks)
+    return Predictions(
+        logprobs_T=torch.cat(chunks),
+        values_T=None if value_head is None else value_head(hidden_TD),
+    )
 
 
 def _logprobs(head: nn.Module, hidden_TD: Tensor, targets_T: Tensor, temperature: float) -> Tensor:
@@ -171,24 +198,28 @@ def _logprobs(head: nn.Module, hidden_TD: Tensor, targets_T: Tensor, temperature
 
 
 @torch.no_grad()
-def sample_logprobs(
+def sample_predictions(
     model: nn.Module,
     samples: Sequence[TrainingSample],
     *,
     max_tokens: int,
     packing: Packing,
     temperature: float = 1.0,
-) -> list[Tensor]:
-    """Log-probs of each sample's trained tokens under the current weights, in sample order."""
+    value_head: nn.Module | None = None,
+) -> list[Predictions]:
+    """Of each sample's trained tokens under the current weights, in sample order, on the CPU."""
     device = next(model.parameters()).device
-    out: list[Tensor] = [torch.empty(0)] * len(samples)
+    out: dict[int, Predictions] = {}
     with lent_for(model, packing):
         for batch in microbatches(samples, max_tokens, device, packing):
-            values_T = trained_logprobs(model, batch, temperature=temperature).cpu()
-            samples_T = batch.samples_T.cpu()
-            for number in set(samples_T.tolist()):
-                out[number] = values_T[samples_T == number]
-    return out
+            made = predict(model, batch, temperature=temperature, value_head=value_head)
+            for number in set(batch.samples_T.tolist()):
+                own_T = batch.samples_T == number
+                out[number] = Predictions(
+                    logprobs_T=made.logprobs_T[own_T].cpu(),
+                    values_T=None if made.values_T is None else made.values_T[own_T].cpu(),
+                )
+    return [out[number] for number in range(len(samples))]
 
 
 def decoder_and_head(model: nn.Module) -> tuple[nn.Module, nn.Module]:
@@ -214,3 +245,9 @@ def base_model_of(model: nn.Module) -> Any:
     """The transformers model inside a PEFT wrapper, or the model itself."""
     base: Any = model
     return base.get_base_model() if hasattr(model, "peft_config") else base
+
+
+def hidden_width(model: nn.Module) -> int:
+    """D, the size of the last hidden state."""
+    width: int = base_model_of(model).get_output_embeddings().weight.shape[1]
+    return width

@@ -123,12 +123,18 @@ class Optimizers:
 
 
 def make_optimizer(
-    model: nn.Module, embeddings: Sequence[Tensor], cfg: OptimizerConfig
+    model: nn.Module,
+    embeddings: Sequence[Tensor],
+    cfg: OptimizerConfig,
+    *,
+    heads: Sequence[Tensor] = (),
+    head_factor: float = 1.0,
 ) -> Optimizers:
     """The optimizer of a recipe over a model's trained parameters.
 
     Args:
         embeddings: the table of token embeddings, then an output projection of its own, if any.
+        heads: parameters beside the model, never decayed, at ``head_factor`` times the rate.
 
     Matrices decay, norms and biases do not; embeddings have a rate of their own, and are never
     Muon's: a token's row has nothing to be orthogonal to. Each group has a ``factor`` by which its
@@ -146,6 +152,8 @@ def make_optimizer(
         decay = cfg.weight_decay if p.dim() >= 2 else 0.0
         factor = cfg.embedding_factor if p is embeddings[0] else 1.0
         groups.setdefault((decay, factor), []).append(p)
+    if heads:
+        groups.setdefault((0.0, head_factor), []).extend(heads)
     optimizers: list[torch.optim.Optimizer] = []
     if groups:
         adamw = [

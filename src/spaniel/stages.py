@@ -343,8 +343,10 @@ def make_rl(run: Run, *, resume: bool = False) -> dict[str, Any]:
     def make() -> dict[str, Any]:
         import_torch()
         from spaniel.learner import Learner, weights_fingerprint
+        from spaniel.microbatch import hidden_width
         from spaniel.policy.export import save_policy
         from spaniel.rl.alarms import Alarms
+        from spaniel.rl.ppo import ValueHead
         from spaniel.rl.reference import frozen_reference
         from spaniel.rl.scheduler import Dispatch, Scheduler
         from spaniel.rl.train import train
@@ -356,7 +358,11 @@ def make_rl(run: Run, *, resume: bool = False) -> dict[str, Any]:
         kept = set(read_json(run.path("preflight", "report.json"))["kept"])
         questions = [q for q in bench.train_questions if q.qid in kept]
         reference = frozen_reference(bench.model, cfg) if cfg.kl_beta > 0 else None
-        learner = Learner(bench.model, cfg.optimizer, total_steps=max(1, cfg.steps))
+        critic: dict[str, Any] = {}
+        if cfg.ppo is not None:
+            head = ValueHead(hidden_width(bench.model))
+            critic = {"value_head": head, "value_factor": cfg.ppo.value_factor}
+        learner = Learner(bench.model, cfg.optimizer, total_steps=max(1, cfg.steps), **critic)
         checkpoints = Checkpoints(
             run.path("rl", "checkpoints"),
             settings,

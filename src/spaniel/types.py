@@ -224,5 +224,9 @@ class TrainingSample:
     """[L] nats; 0.0 at context."""
     advantage: float = 0.0
     """Of the whole trajectory: the same for each of its tokens."""
+    advantages: tuple[float, ...] | None = None
+    """Of each trained token, in order, where they differ; ``advantage`` is then not looked at."""
+    values: tuple[float, ...] | None = None
+    """Of the state before each trained token, in order, under the weights before the update."""
     ref_logprobs: tuple[float, ...] | None = None
     """Nats, of the trained tokens alone, in order, under a frozen reference."""

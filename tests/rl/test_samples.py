@@ -133,7 +133,7 @@ def test_parts_add_up_to_the_whole(normalization):
         group(trajectory(0.0, own=7), trajectory(0.9, own=3, number=1)),
     ]
     update = UpdateSamples(scale_by_std=False, normalization=normalization)
-    parts = [sample for one in groups for sample in update.add([one])]
+    parts = [made for one in groups for made in update.add([one])]
     whole = UpdateSamples(scale_by_std=False, normalization=normalization)
     assert parts == whole.add(groups)
     assert update.denominator == whole.denominator
@@ -148,7 +148,7 @@ def aged(versions, reward, number=0):
 
 def test_tokens_that_are_too_old_are_context_and_count_nowhere():
     update = UpdateSamples(scale_by_std=False, normalization="token", version=9, max_age=2)
-    made = update.add([group(aged([5, 6, 7, 9], 1.0), aged([4, 4], 0.0, number=1))])
+    (made,) = update.add([group(aged([5, 6, 7, 9], 1.0), aged([4, 4], 0.0, number=1))])
     assert [s.weights for s in made] == [(0.0, 0.0, 0.0, 0.0, 1.0, 1.0)]
     # The old trajectory's reward still counts in the mean of its group.
     assert made[0].advantage == 0.5
@@ -163,7 +163,7 @@ def test_no_trained_token_is_older_than_allowed(versions, max_age):
     update = UpdateSamples(scale_by_std=False, normalization="token", version=12, max_age=max_age)
     members = [aged(v, float(n % 2), number=n) for n, v in enumerate(versions)]
     made = update.add([group(*members)])
-    trained = sum(1 for s in made for w in s.weights if w)
+    trained = sum(1 for samples in made for s in samples for w in s.weights if w)
     assert trained == sum(12 - v <= max_age for vs in versions for v in vs) == update.num_tokens
     assert update.num_too_old == sum(map(len, versions)) - trained
     assert update.oldest <= max_age

@@ -35,6 +35,7 @@ from spaniel.config.learning import (
     BaseConfig,
     DemonstrationConfig,
     OptimizerConfig,
+    PPOConfig,
     RLConfig,
     SFTConfig,
 )
@@ -74,6 +75,7 @@ __all__ = [
     "NativeSource",
     "OpenSearchConfig",
     "OptimizerConfig",
+    "PPOConfig",
     "PolicyConfig",
     "PreflightConfig",
     "PriceConfig",

@@ -140,6 +140,23 @@ class BaseConfig(StageConfig):
     )
 
 
+class PPOConfig(StageConfig):
+    """Advantages from a value head by GAE, instead of from a question's other rollouts."""
+
+    gamma: float = Field(1.0, gt=0, le=1)
+    """Discount a trained token."""
+    gae_lambda: float = Field(1.0, ge=0, le=1)
+    """1: reward minus value; 0: each value against the next."""
+    value_coef: float = Field(0.5, ge=0)
+    """Weight of the value loss."""
+    value_clip: float = Field(0.2, gt=0)
+    """How far a value may move from the one before the update."""
+    value_factor: float = Field(10.0, gt=0)
+    """Learning rate of the value head, as a multiple of the policy's: it starts at 0."""
+    epochs: int = Field(1, ge=1)
+    """Passes over an update's samples, each an optimizer step."""
+
+
 class RLConfig(StageConfig):
     """Groups -> better policy."""
 
@@ -147,8 +164,11 @@ class RLConfig(StageConfig):
     """Optimizer steps."""
     groups_per_step: int = Field(32, ge=1)
     """Questions per optimizer step."""
-    group_size: int = Field(8, ge=2)
-    """Trajectories sampled per question; advantages are relative to these siblings."""
+    group_size: int = Field(8, ge=1)
+    """Trajectories sampled per question; advantages are relative to these siblings, unless they
+    are those of ``ppo``."""
+    ppo: PPOConfig | None = None
+    """Set: PPO with a critic. A question's rollouts need no siblings then."""
     window: int = Field(0, ge=0)
     """How many batches ahead of the update groups are sampled. 0 is synchronous."""
     max_token_age: int | None = Field(None, ge=0)
@@ -207,6 +227,21 @@ class RLConfig(StageConfig):
         """Whether sampling goes on while the gradient is computed: the sampler needs weights of
         its own then."""
         return self.window > 0 or (self.start_groups or self.groups_per_step) < self.groups_per_step
+
+    @property
+    def min_scored(self) -> int:
+        """Trajectories of a group that have to be scored for it to teach anything."""
+        return 2 if self.ppo is None else 1
+
+    @model_validator(mode="after")
+    def _advantages_have_something_to_be_relative_to(self) -> "RLConfig":
+        if self.ppo is None and self.group_size < 2:
+            raise ValueError(f"group_size must be >= 2 unless rl.ppo is set, got {self.group_size}")
+        if self.ppo is not None and (self.dynamic_sampling or self.scale_by_std):
+            raise ValueError(
+                "dynamic_sampling and scale_by_std are about siblings: rl.ppo knows neither"
+            )
+        return self
 
     @model_validator(mode="after")
     def _start_groups_at_most_all(self) -> "RLConfig":

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from spaniel.config import RLConfig
-from spaniel.microbatch import sample_logprobs
+from spaniel.microbatch import sample_predictions
 from spaniel.types import TrainingSample
 
 ReferenceLogprobs = Callable[[Sequence[TrainingSample]], list[Tensor]]
@@ -21,12 +21,13 @@ def frozen_reference(model: Any, cfg: RLConfig) -> ReferenceLogprobs:
     frozen = copy.deepcopy(model).requires_grad_(False).eval()
 
     def logprobs(samples: Sequence[TrainingSample]) -> list[Tensor]:
-        return sample_logprobs(
+        made = sample_predictions(
             frozen,
             samples,
             max_tokens=cfg.optimizer.microbatch_tokens,
             packing=cfg.optimizer.packing,
             temperature=cfg.temperature,
         )
+        return [prediction.logprobs_T for prediction in made]
 
     return logprobs

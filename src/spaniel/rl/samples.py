@@ -31,6 +31,8 @@ class UpdateSamples:
     and count nowhere.
 
     Args:
+        siblings: advantages are relative to the group. Else ``advantage`` is the reward, and a
+            critic makes advantages of it (``ppo.py``).
         keep_without_signal: keep the samples of groups without signal too, for a KL term.
         version: of the policy that is trained.
         max_age: versions that a token may be older than that.
@@ -41,12 +43,14 @@ class UpdateSamples:
         *,
         scale_by_std: bool,
         normalization: Normalization,
+        siblings: bool = True,
         keep_without_signal: bool = False,
         version: int = 0,
         max_age: int = 0,
     ) -> None:
         self.scale_by_std, self.normalization = scale_by_std, normalization
-        self.keep_without_signal = keep_without_signal
+        self.siblings = siblings
+        self.keep_without_signal = keep_without_signal or not siblings
         self.version, self.max_age = version, max_age
         self.num_tokens = self.num_trajectories = self.num_groups = 0
         self.num_too_old = 0
@@ -63,13 +67,20 @@ class UpdateSamples:
             "group": self.num_groups,
         }[self.normalization]
 
-    def add(self, groups: Sequence[Group]) -> list[TrainingSample]:
-        """Samples of some groups. Raises ``TrainingError`` when a trajectory has no reward."""
-        return [sample for group in groups if len(group.scored) >= 2 for sample in self._add(group)]
+    def add(self, groups: Sequence[Group]) -> list[list[TrainingSample]]:
+        """Samples of some groups, a list for each trajectory.
 
-    def _add(self, group: Group) -> Iterator[TrainingSample]:
-        rewards = [_reward(t) for t in group.scored]
-        advantages = group_advantages(rewards, scale_by_std=self.scale_by_std)
+        Raises ``TrainingError`` when a trajectory has no reward.
+        """
+        enough = 2 if self.siblings else 1
+        return [
+            made for group in groups if len(group.scored) >= enough for made in self._add(group)
+        ]
+
+    def _add(self, group: Group) -> Iterator[list[TrainingSample]]:
+        advantages = [_reward(t) for t in group.scored]
+        if self.siblings:
+            advantages = group_advantages(advantages, scale_by_std=self.scale_by_std)
         masks = [self._mask(t) for t in group.scored]
         group_tokens = sum(map(sum, masks))
         self.num_groups += int(group_tokens > 0)
@@ -80,7 +91,7 @@ class UpdateSamples:
             if own == 0 or (advantage == 0.0 and not self.keep_without_signal):
                 continue
             factor = {"token": 1, "sequence": own, "group": group_tokens}[self.normalization]
-            yield from trajectory_samples(trajectory, mask, advantage, weight=1.0 / factor)
+            yield trajectory_samples(trajectory, mask, advantage, weight=1.0 / factor)
 
     def _mask(self, trajectory: Trajectory) -> list[bool]:
         """The sampled tokens that are young enough."""

@@ -171,7 +171,7 @@ class Scheduler:
 
     def _why_dropped(self, group: Group) -> str:
         """What keeps a group out of training; empty when nothing does."""
-        if len(group.scored) < 2:
+        if len(group.scored) < self.cfg.min_scored:
             return "failed"
         if self.cfg.dynamic_sampling and len({t.reward for t in group.scored}) == 1:
             return "without_signal"

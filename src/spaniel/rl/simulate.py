@@ -10,6 +10,7 @@ The bound is perfect overlap: an update takes as long as the busier side needs f
 """
 
 import asyncio
+import itertools
 import math
 import random
 from collections.abc import Sequence
@@ -182,7 +183,7 @@ class _World:
             version=self.version,
             max_age=self.cfg.token_age_limit,
         )
-        for sample in samples.add(groups):
+        for sample in itertools.chain.from_iterable(samples.add(groups)):
             for weight, version in zip(sample.weights, sample.token_ids, strict=True):
                 if weight:
                     age = self.version - version

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spaniel.config import RLConfig
+from spaniel.config import PPOConfig, RLConfig
 from spaniel.errors import TrainingError
 from spaniel.learner import Learner
-from spaniel.microbatch import Microbatch
+from spaniel.microbatch import Microbatch, Predictions
 from spaniel.policy.base import Policy
 from spaniel.rl.loss import policy_loss
+from spaniel.rl.ppo import value_loss, with_advantages
 from spaniel.rl.samples import UpdateSamples
 from spaniel.types import Group, TrainingSample
 
@@ -57,12 +58,15 @@ class PolicyTrainer:
         self.cfg, self.learner, self.policy = cfg, learner, policy
         self._sampler_weights, self._ref_logprobs = sampler_weights, ref_logprobs
         self._check = SamplerCheck(policy, learner, cfg.max_logprob_gap)
-        self._samples = self._new_update()
+        self._update = self._new_update()
+        self._kept: list[TrainingSample] = []
+        """Of this update, for further passes over it."""
 
     def _new_update(self) -> UpdateSamples:
         return UpdateSamples(
             scale_by_std=self.cfg.scale_by_std,
             normalization=self.cfg.normalization,
+            siblings=self.cfg.ppo is None,
             keep_without_signal=self.cfg.kl_beta > 0,
             version=self.learner.num_steps,
             max_age=self.cfg.token_age_limit,
@@ -81,35 +85,68 @@ class PolicyTrainer:
             await asyncio.to_thread(self._accumulate, groups)
 
     def _accumulate(self, groups: Sequence[Group]) -> None:
-        samples = self._samples.add(groups)
-        if self.cfg.kl_beta > 0:
-            assert self._ref_logprobs is not None, "kl_beta > 0 needs ref_logprobs"
-            reference = self._ref_logprobs(samples)
-            samples = [
-                replace(sample, ref_logprobs=tuple(values.tolist()))
-                for sample, values in zip(samples, reference, strict=True)
-            ]
+        trajectories = self._update.add(groups)
+        if self.cfg.ppo is not None:
+            trajectories = self._with_critic(trajectories, self.cfg.ppo)
+        samples = self._with_reference([sample for made in trajectories for sample in made])
+        if self.cfg.ppo is not None and self.cfg.ppo.epochs > 1:
+            self._kept += samples
+        self.learner.accumulate(samples, self._objective, temperature=self.cfg.temperature)
 
-        def objective(logprobs_T: Tensor, batch: Microbatch) -> tuple[Tensor, dict[str, Tensor]]:
-            loss, metrics = policy_loss(
-                logprobs_T,
-                sampler_logprobs_T=batch.sampler_logprobs_T,
-                advantages_T=batch.advantages_T,
+    def _with_critic(
+        self, trajectories: Sequence[Sequence[TrainingSample]], cfg: PPOConfig
+    ) -> list[list[TrainingSample]]:
+        flat = [sample for made in trajectories for sample in made]
+        predictions = iter(self.learner.predictions(flat, temperature=self.cfg.temperature))
+        out = []
+        for made in trajectories:
+            values = [next(predictions).values_T for _ in made]
+            lists = [v.tolist() for v in values if v is not None]
+            assert len(lists) == len(made), "rl.ppo needs a learner with a value head"
+            out.append(with_advantages(made, lists, made[0].advantage, cfg))
+        return out
+
+    def _with_reference(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+        if self.cfg.kl_beta == 0:
+            return list(samples)
+        assert self._ref_logprobs is not None, "kl_beta > 0 needs ref_logprobs"
+        return [
+            replace(sample, ref_logprobs=tuple(values.tolist()))
+            for sample, values in zip(samples, self._ref_logprobs(samples), strict=True)
+        ]
+
+    def _objective(
+        self, predictions: Predictions, batch: Microbatch
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        logprobs_T, ppo = predictions.logprobs_T, self.cfg.ppo
+        loss, metrics = policy_loss(
+            logprobs_T,
+            sampler_logprobs_T=batch.sampler_logprobs_T,
+            advantages_T=batch.advantages_T,
+            weights_T=batch.weights_T,
+            surrogate=self.cfg.surrogate,
+            clip_low=self.cfg.clip_low,
+            clip_high=self.cfg.clip_high,
+            band=(self.cfg.band_low, self.cfg.band_high),
+            sequences_T=batch.samples_T if self.cfg.ratio == "sequence" else None,
+            ref_logprobs_T=batch.ref_logprobs_T,
+            kl_beta=self.cfg.kl_beta,
+            kl_estimator=self.cfg.kl_estimator,
+        )
+        if ppo is not None:
+            assert predictions.values_T is not None, "rl.ppo needs a value head"
+            assert batch.values_T is not None, "rl.ppo needs values from before the update"
+            error, of_values = value_loss(
+                predictions.values_T,
+                old_values_T=batch.values_T,
+                returns_T=batch.values_T + batch.advantages_T,
                 weights_T=batch.weights_T,
-                surrogate=self.cfg.surrogate,
-                clip_low=self.cfg.clip_low,
-                clip_high=self.cfg.clip_high,
-                band=(self.cfg.band_low, self.cfg.band_high),
-                sequences_T=batch.samples_T if self.cfg.ratio == "sequence" else None,
-                ref_logprobs_T=batch.ref_logprobs_T,
-                kl_beta=self.cfg.kl_beta,
-                kl_estimator=self.cfg.kl_estimator,
+                clip=ppo.value_clip,
             )
-            gap_T = (logprobs_T.detach() - batch.sampler_logprobs_T).abs()
-            metrics["gap/sum"], metrics["gap/tokens"] = gap_T.sum(), torch.tensor(len(gap_T))
-            return loss, metrics
-
-        self.learner.accumulate(samples, objective, temperature=self.cfg.temperature)
+            loss, metrics = loss + ppo.value_coef * error, metrics | of_values
+        gap_T = (logprobs_T.detach() - batch.sampler_logprobs_T).abs()
+        metrics["gap/sum"], metrics["gap/tokens"] = gap_T.sum(), torch.tensor(len(gap_T))
+        return loss, metrics
 
     async def update(self, version: int, groups: Sequence[Group]) -> dict[str, float]:
         """Step on what was accumulated, give the sampler the weights, and check both.
@@ -120,9 +157,14 @@ class PolicyTrainer:
             TrainingError: sampler and trainer disagree, the update did not reach the sampler, or
                 loss or gradient is not finite.
         """
-        made, scale = self._samples, 1 / max(1, self._samples.denominator)
-        totals = self.learner.apply(scale)
+        made, scale = self._update, 1 / max(1, self._update.denominator)
+        num_epochs = self.cfg.ppo.epochs if self.cfg.ppo is not None else 1
+        totals = self.learner.apply(scale, counts=num_epochs == 1)
         gap = totals.pop("gap/sum", 0.0) / max(1.0, totals.pop("gap/tokens", 0.0))
+        for epoch in range(2, num_epochs + 1):
+            await asyncio.to_thread(self._again)
+            totals = self.learner.apply(scale, counts=epoch == num_epochs)
+            totals = {key: value for key, value in totals.items() if not key.startswith("gap/")}
         own = ("grad_norm", "learning_rate")
         metrics = {key: value if key in own else value * scale for key, value in totals.items()}
         metrics["gap/mean"] = gap
@@ -133,8 +175,12 @@ class PolicyTrainer:
             self._check.agreement(version, gap)
         await self.policy.load(version, self._sampler_weights())
         self._check.sampler_moved(version, groups, updated="grad_norm" in metrics)
-        self._samples = self._new_update()
+        self._update, self._kept = self._new_update(), []
         return metrics
+
+    def _again(self) -> None:
+        """Accumulate the update's samples once more, under the weights of now."""
+        self.learner.accumulate(self._kept, self._objective, temperature=self.cfg.temperature)
 
 
 class SamplerCheck:

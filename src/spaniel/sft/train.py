@@ -9,7 +9,7 @@ from torch import Tensor
 from spaniel.config import SFTConfig
 from spaniel.errors import DataError
 from spaniel.learner import Learner
-from spaniel.microbatch import Microbatch
+from spaniel.microbatch import Microbatch, Predictions
 from spaniel.rollout import seed_of
 from spaniel.types import TrainingSample, Trajectory
 
@@ -81,11 +81,11 @@ def _imitated(trajectory: Trajectory) -> list[bool]:
     return mask
 
 
-def cross_entropy(logprobs_T: Tensor, batch: Microbatch) -> tuple[Tensor, dict[str, Tensor]]:
+def cross_entropy(predictions: Predictions, batch: Microbatch) -> tuple[Tensor, dict[str, Tensor]]:
     """Weighted negative log-likelihood; ``loss/own_tokens`` leaves context out."""
     own_T = batch.weights_T == batch.weights_T.max()
-    loss = -(logprobs_T * batch.weights_T).sum()
-    own_loss = -(logprobs_T * batch.weights_T * own_T).sum()
+    loss_T = -predictions.logprobs_T * batch.weights_T
+    loss, own_loss = loss_T.sum(), (loss_T * own_T).sum()
     return loss, {"loss": loss.detach(), "loss/own_tokens": own_loss.detach()}
 
 
