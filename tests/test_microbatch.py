@@ -22,6 +22,11 @@ PACKINGS = ["rows", "packed", "shared"]
 FAMILIES = ["llama", "qwen3", "lfm2"]
 
 
+def predicted_of(model, made, packing, max_tokens=1000, temperature=1.0):
+    batches = microbatches(made, max_tokens, CPU, packing)
+    return sample_predictions(model, batches, packing=packing, temperature=temperature)
+
+
 def loss_and_gradients(model, made, limit, packing):
     total = 0.0
     with lent_for(model, packing):
@@ -39,7 +44,7 @@ def loss_and_gradients(model, made, limit, packing):
 def test_trained_logprobs_are_those_of_each_sample_alone(family, packing):
     model = tiny(family)
     made = samples((40, 25, 61, 30, 24), shared=22)
-    got = sample_predictions(model, made, max_tokens=150, packing=packing, temperature=0.7)
+    got = predicted_of(model, made, packing, max_tokens=150, temperature=0.7)
     for sample, predicted in zip(made, got, strict=True):
         with torch.no_grad():
             logits = model(torch.tensor([sample.token_ids]), use_cache=False).logits[0] / 0.7
@@ -66,8 +71,8 @@ def test_a_neighbour_in_the_row_changes_nothing():
     """The same samples among others: what is not shared is not seen, by no layer."""
     model = tiny("lfm2", num_hidden_layers=4, layer_types=["conv", "full_attention"] * 2)
     made = samples((40, 25, 61, 30), shared=22)
-    alone = sample_predictions(model, made[:1], max_tokens=1000, packing="shared")[0]
-    among = sample_predictions(model, made, max_tokens=1000, packing="shared")[0]
+    alone = predicted_of(model, made[:1], "shared")[0]
+    among = predicted_of(model, made, "shared")[0]
     assert torch.allclose(alone.logprobs_T, among.logprobs_T, atol=1e-5)
 
 

@@ -3,8 +3,10 @@
 Heavy libraries are imported by the commands that need them: ``spaniel --help`` is instant.
 """
 
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -469,10 +471,17 @@ def _stage(
     path: Path, arguments: Sequence[str], force: bool, *makers: str, resume: bool | None = None
 ) -> None:
     """Run stages of one recipe; ``force`` and ``resume`` are for the last."""
+    recipe = _load(path, arguments)
+    with _ranks(recipe) as following:
+        if following:
+            return
+        _make_stages(recipe, force, makers, resume)
+
+
+def _make_stages(recipe: Recipe, force: bool, makers: Sequence[str], resume: bool | None) -> None:
     from spaniel import stages
     from spaniel.run import Run
 
-    recipe = _load(path, arguments)
     with Run(recipe).locked():
         for name in makers:
             last = name == makers[-1]
@@ -486,8 +495,27 @@ def _run_all(recipe: Recipe, *, force: bool) -> None:
     from spaniel.run import Run
 
     run = Run(recipe, force=force)
-    with run.locked():
-        stages.make_everything(run)
+    with _ranks(recipe) as following:
+        if not following:
+            with run.locked():
+                stages.make_everything(run)
+
+
+@contextmanager
+def _ranks(recipe: Recipe) -> Iterator[bool]:
+    """The ranks that torchrun started, if it did; yields whether this one has followed rank 0
+    through its whole command, which is then all that it does."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield False
+        return
+    from spaniel.ranks import follow, opened
+    from spaniel.run import Run
+    from spaniel.workbench import Workbench
+
+    with opened(recipe.policy.device) as following:
+        if following:
+            follow(Workbench(Run(recipe)).second_model)
+        yield following
 
 
 def _load(path: Path, arguments: Sequence[str]) -> Recipe:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,18 +103,21 @@ class Learner:
         # transformers recomputes activations in training mode only; dropout is off either way.
         self.model.train(self.cfg.recompute_activations)
         with lent_for(self.model, self.cfg.packing):
-            for batch in microbatches(
-                samples, self.cfg.microbatch_tokens, self.device, self.cfg.packing
-            ):
+            for batch in self._batches(samples):
                 made = predict(
                     self.model, batch, temperature=temperature, value_head=self.value_head
                 )
                 loss, metrics = objective(made, batch)
                 loss.backward()  # type: ignore[no-untyped-call]  # torch leaves backward untyped
+                if not batch.weights_T.any():
+                    continue
                 for key, value in metrics.items():
                     self._totals[key] = self._totals.get(key, 0.0) + float(value)
         self.model.eval()
         self._num_accumulated += len(samples)
+
+    def _batches(self, samples: Sequence[TrainingSample]) -> Iterable[Microbatch]:
+        return microbatches(samples, self.cfg.microbatch_tokens, self.device, self.cfg.packing)
 
     def apply(self, scale: float = 1.0, *, counts: bool = True) -> dict[str, float]:
         """Step on ``scale`` times the accumulated gradient; returns the accumulated metrics.
@@ -132,7 +135,7 @@ class Learner:
                 for parameter in self.parameters:
                     if parameter.grad is not None:
                         parameter.grad.mul_(scale)
-            norm = float(nn.utils.clip_grad_norm_(self.parameters, self.cfg.max_grad_norm))
+            norm = self._clipped_norm()
             if not math.isfinite(norm) or not math.isfinite(totals.get("loss", 0.0)):
                 raise TrainingError(
                     f"step {self.num_steps + 1}: loss {totals.get('loss')} or gradient norm "
@@ -147,6 +150,10 @@ class Learner:
         self._num_accumulated = 0
         self.num_steps += int(counts)
         return totals
+
+    def _clipped_norm(self) -> float:
+        """The gradient's norm before it was scaled down to ``max_grad_norm``."""
+        return float(nn.utils.clip_grad_norm_(self.parameters, self.cfg.max_grad_norm))
 
     def _learning_rate(self) -> float:
         if self.total_steps is None:
@@ -166,8 +173,7 @@ class Learner:
         """Of each sample's trained tokens under the current weights, in sample order."""
         return sample_predictions(
             self.model,
-            samples,
-            max_tokens=self.cfg.microbatch_tokens,
+            self._batches(samples),
             packing=self.cfg.packing,
             temperature=temperature,
             value_head=self.value_head,
@@ -183,9 +189,12 @@ class Learner:
             if self.value_head is not None:
                 save_weights(self.value_head, partial / VALUE_HEAD_FILE)
             torch.save(
-                {"optimizer": self.optimizer.state_dict(), "rng": torch.get_rng_state()},
+                {"optimizer": self._optimizer_state(), "rng": torch.get_rng_state()},
                 partial / "optimizer.pt",
             )
+
+    def _optimizer_state(self) -> dict[str, Any]:
+        return self.optimizer.state_dict()
 
     def restore(self, directory: Path) -> dict[str, Any]:
         """Load a checkpoint; returns its state. Raises ``ArtifactError`` when it does not fit."""

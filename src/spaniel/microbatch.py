@@ -9,9 +9,10 @@ Two layouts of the same samples, with the same gradient:
 Shape letters: R rows, L tokens of a row, T trained tokens, D width, V vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -23,6 +24,10 @@ from spaniel.packing import PackedRow, Packer, most_tokens
 from spaniel.types import TrainingSample
 
 Packing = Literal["rows", "packed", "shared"]
+
+SHARDED_FORWARD = "spaniel_predict_tokens"
+"""Name of the method of a model whose parameters are sharded that runs ``predict_tokens`` with
+all of them at hand (``ranks.py``)."""
 
 LOGITS_CHUNK = 2048
 """Trained positions projected to the vocabulary at once: bounds the memory of logits."""
@@ -146,6 +151,20 @@ def _microbatch(
     )
 
 
+def waiting_pass(device: torch.device, packing: Packing) -> Microbatch:
+    """A microbatch without weight, for a rank that has none left while others still have."""
+    sample = TrainingSample(
+        token_ids=(0, 0),
+        weights=(0.0, 1.0),
+        sampler_logprobs=(0.0, 0.0),
+        advantages=(0.0,),
+        values=(0.0,),
+        ref_logprobs=(0.0,),
+    )
+    (batch,) = microbatches([sample], 2, device, packing)
+    return replace(batch, weights_T=torch.zeros_like(batch.weights_T))
+
+
 def lent_for(model: nn.Module, packing: Packing) -> AbstractContextManager[None]:
     """The model able to run microbatches of this packing; around forward and backward passes.
 
@@ -167,6 +186,15 @@ def predict(
     Only positions that predict a trained token are projected to the vocabulary: four fifths
     of a search trajectory are observations, and their logits would be waste.
     """
+    base = base_model_of(model)
+    run = getattr(base, SHARDED_FORWARD, None) or functools.partial(predict_tokens, base)
+    logprobs_T, hidden_TD = run(batch, temperature)
+    values_T = None if value_head is None else value_head(hidden_TD)
+    return Predictions(logprobs_T=logprobs_T, values_T=values_T)
+
+
+def predict_tokens(model: Any, batch: Microbatch, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probs [T] of the trained tokens, and the hidden states [T, D] that predict them."""
     decoder, head = decoder_and_head(model)
     packed: dict[str, Any] = {}
     if batch.packed_row is not None:
@@ -186,10 +214,7 @@ def predict(
             )
         else:
             chunks.append(_logprobs(head, part, targets, temperature))
-    return Predictions(
-        logprobs_T=torch.cat(chunks),
-        values_T=None if value_head is None else value_head(hidden_TD),
-    )
+    return torch.cat(chunks), hidden_TD
 
 
 def _logprobs(head: nn.Module, hidden_TD: Tensor, targets_T: Tensor, temperature: float) -> Tensor:
@@ -200,26 +225,30 @@ def _logprobs(head: nn.Module, hidden_TD: Tensor, targets_T: Tensor, temperature
 @torch.no_grad()
 def sample_predictions(
     model: nn.Module,
-    samples: Sequence[TrainingSample],
+    batches: Iterable[Microbatch],
     *,
-    max_tokens: int,
     packing: Packing,
     temperature: float = 1.0,
     value_head: nn.Module | None = None,
 ) -> list[Predictions]:
-    """Of each sample's trained tokens under the current weights, in sample order, on the CPU."""
-    device = next(model.parameters()).device
+    """Of each sample's trained tokens under the current weights, in sample order, on the CPU.
+
+    Args:
+        batches: of all samples; those without weight are run and left out.
+    """
     out: dict[int, Predictions] = {}
     with lent_for(model, packing):
-        for batch in microbatches(samples, max_tokens, device, packing):
+        for batch in batches:
             made = predict(model, batch, temperature=temperature, value_head=value_head)
+            if not batch.weights_T.any():
+                continue
             for number in set(batch.samples_T.tolist()):
                 own_T = batch.samples_T == number
                 out[number] = Predictions(
                     logprobs_T=made.logprobs_T[own_T].cpu(),
                     values_T=None if made.values_T is None else made.values_T[own_T].cpu(),
                 )
-    return [out[number] for number in range(len(samples))]
+    return [out[number] for number in range(len(out))]
 
 
 def decoder_and_head(model: nn.Module) -> tuple[nn.Module, nn.Module]:
@@ -244,7 +273,7 @@ def decoder_and_head(model: nn.Module) -> tuple[nn.Module, nn.Module]:
 def base_model_of(model: nn.Module) -> Any:
     """The transformers model inside a PEFT wrapper, or the model itself."""
     base: Any = model
-    return base.get_base_model() if hasattr(model, "peft_config") else base
+    return base.get_base_model() if hasattr(model, "get_base_model") else base
 
 
 def hidden_width(model: nn.Module) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from spaniel.config import OptimizerConfig
 
@@ -70,7 +71,15 @@ class Muon(torch.optim.Optimizer):
         update = grad.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
         scale = SPECTRAL_SCALE * math.sqrt(max(p.shape))
         p.mul_(1 - group["lr"] * group["weight_decay"])
-        p.add_(orthogonalized(update).to(p.dtype), alpha=-group["lr"] * scale)
+        p.add_(_orthogonalized_whole(update).to(p.dtype), alpha=-group["lr"] * scale)
+
+
+def _orthogonalized_whole(update: Tensor) -> Tensor:
+    """``orthogonalized``; of a sharded matrix the whole, of which this rank's part is kept."""
+    if not isinstance(update, DTensor):
+        return orthogonalized(update)
+    whole = orthogonalized(update.full_tensor())
+    return distribute_tensor(whole, update.device_mesh, update.placements, src_data_rank=None)
 
 
 def orthogonalized(matrix: Tensor) -> Tensor:

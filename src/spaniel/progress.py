@@ -14,7 +14,9 @@ PLAIN_EVERY_S = 15.0
 
 
 def say(message: str) -> None:
-    """One line of news on stderr."""
+    """One line of news on stderr; of several ranks the first speaks."""
+    if os.environ.get("RANK", "0") != "0":
+        return
     print(message, file=sys.stderr, flush=True)
 
 

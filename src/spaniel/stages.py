@@ -7,10 +7,10 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spaniel.checkpoints import Checkpoints, MetricsLog
-from spaniel.config import BaseConfig, IndexConfig, Recipe, SFTConfig
+from spaniel.config import BaseConfig, IndexConfig, OptimizerConfig, Recipe, SFTConfig
 from spaniel.corpus.encoder import hash_of_files
 from spaniel.corpus.prepare import load_corpus, load_questions, prepare_corpus
 from spaniel.errors import ArtifactError, DataError
@@ -33,6 +33,9 @@ from spaniel.store import (
 )
 from spaniel.types import Document, Group, Trajectory
 from spaniel.workbench import Workbench
+
+if TYPE_CHECKING:
+    from spaniel.learner import Learner
 
 KEPT_GROUPS = 4
 """Groups of each RL step whose best and worst trajectories are kept for reading."""
@@ -247,13 +250,13 @@ def make_sft(run: Run, *, resume: bool = False) -> dict[str, Any]:
 
     def make() -> dict[str, Any]:
         import_torch()
-        from spaniel.learner import Learner, weights_fingerprint
+        from spaniel.learner import weights_fingerprint
         from spaniel.policy.export import save_policy
         from spaniel.sft.train import num_sft_steps, train_sft
 
         demonstrations = list(read_records(run.path("sft", "demonstrations.jsonl"), Trajectory))
         total = num_sft_steps(len(demonstrations), cfg)
-        learner = Learner(bench.model, cfg.optimizer, total_steps=total)
+        learner = open_learner(bench, cfg.optimizer, total_steps=total)
         checkpoints = Checkpoints(
             run.path("sft", "checkpoints"), settings, keep=1, resume=resume, force=run.force
         )
@@ -326,6 +329,20 @@ def make_preflight(run: Run) -> dict[str, Any]:
     return run.stage("preflight", settings=settings, needs=needs, make=make)
 
 
+def open_learner(
+    bench: Workbench, cfg: OptimizerConfig, *, total_steps: int, **critic: Any
+) -> "Learner":
+    """The learner of a stage: of this process alone, or of all ranks that torchrun started."""
+    from spaniel.learner import Learner
+    from spaniel.ranks import LeadLearner, started_by_torchrun
+
+    if started_by_torchrun():
+        return LeadLearner(
+            bench.model, cfg, total_steps=total_steps, copy=bench.second_model, **critic
+        )
+    return Learner(bench.model, cfg, total_steps=total_steps, **critic)
+
+
 def starting_stage(run: Run) -> str | None:
     """The stage whose weights RL starts from; None for the recipe's own model."""
     return "sft" if run.recipe.sft is not None else None
@@ -342,15 +359,15 @@ def make_rl(run: Run, *, resume: bool = False) -> dict[str, Any]:
 
     def make() -> dict[str, Any]:
         import_torch()
-        from spaniel.learner import Learner, weights_fingerprint
+        from spaniel.learner import weights_fingerprint
         from spaniel.microbatch import hidden_width
         from spaniel.policy.export import save_policy
         from spaniel.rl.alarms import Alarms
-        from spaniel.rl.ppo import ValueHead
         from spaniel.rl.reference import frozen_reference
         from spaniel.rl.scheduler import Dispatch, Scheduler
         from spaniel.rl.train import train
         from spaniel.rl.trainer import PolicyTrainer
+        from spaniel.value_head import ValueHead
 
         start = starting_stage(run)
         if start is not None:
@@ -362,7 +379,7 @@ def make_rl(run: Run, *, resume: bool = False) -> dict[str, Any]:
         if cfg.ppo is not None:
             head = ValueHead(hidden_width(bench.model))
             critic = {"value_head": head, "value_factor": cfg.ppo.value_factor}
-        learner = Learner(bench.model, cfg.optimizer, total_steps=max(1, cfg.steps), **critic)
+        learner = open_learner(bench, cfg.optimizer, total_steps=max(1, cfg.steps), **critic)
         checkpoints = Checkpoints(
             run.path("rl", "checkpoints"),
             settings,

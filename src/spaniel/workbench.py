@@ -260,6 +260,12 @@ class Workbench:
         merged = lora is not None and lora.merge
         return merged_weights(self.model) if merged else copyable_weights(self.model)
 
+    def second_model(self) -> Any:
+        """Another module like ``model``, with the weights of the recipe's start."""
+        from spaniel.policy.load import load_policy_model
+
+        return load_policy_model(self.recipe.policy, seed=seed_of(self.recipe.seed, "model"))[0]
+
     def load_stage_weights(self, stage: str) -> None:
         """Put a finished stage's weights into the model."""
         from spaniel.policy.export import load_policy_weights

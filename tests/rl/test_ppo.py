@@ -11,9 +11,10 @@ from tests.training_samples import samples
 
 from spaniel.config import OptimizerConfig, PPOConfig, RLConfig
 from spaniel.learner import Learner
-from spaniel.rl.ppo import ValueHead, gae, value_loss, with_advantages
+from spaniel.rl.ppo import gae, value_loss, with_advantages
 from spaniel.rl.trainer import PolicyTrainer
 from spaniel.types import Group, Question, StopReason, Trajectory
+from spaniel.value_head import ValueHead
 
 
 def test_with_lambda_one_the_advantage_is_reward_minus_value():

@@ -9,7 +9,7 @@ from tests.policy.tiny_models import tiny
 
 from spaniel.config import EnvConfig, RewardConfig
 from spaniel.env.episode import Environment
-from spaniel.microbatch import sample_predictions
+from spaniel.microbatch import microbatches, sample_predictions
 from spaniel.policy.scripted import ScriptedPolicy
 from spaniel.policy.torch_engine import TorchEngine
 from spaniel.renderer import ByteRenderer
@@ -42,7 +42,8 @@ def test_the_trainer_agrees_with_what_was_sampled_behind_a_window(kind, packing)
         assert len(trajectory.segments) == 3
         samples = trajectory_samples(trajectory, trajectory.loss_mask, 1.0, weight=1.0)
         assert sum(sum(1 for w in s.weights if w) for s in samples) == sum(trajectory.loss_mask)
-        made = sample_predictions(model, samples, max_tokens=10_000, packing=packing)
+        batches = microbatches(samples, 10_000, torch.device("cpu"), packing)
+        made = sample_predictions(model, batches, packing=packing)
         got = torch.cat([predictions.logprobs_T for predictions in made])
         sampled = [
             lp for lp, m in zip(trajectory.sampler_logprobs, trajectory.loss_mask, strict=True) if m

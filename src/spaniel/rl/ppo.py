@@ -1,4 +1,4 @@
-"""PPO's critic: a value for each trained token, advantages by GAE, and the value loss.
+"""Advantages by GAE from a critic's values (``value_head.py``), and the loss of the values.
 
     trained tokens   a_1 ... a_K      of a trajectory, over all of its turns; what was observed in
     values           V_1 ... V_K      between is part of the state and no step
@@ -15,25 +15,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from spaniel.config import PPOConfig
 from spaniel.types import TrainingSample
-
-
-class ValueHead(nn.Module):
-    """The reward that a hidden state promises: linear, in float32, 0 everywhere at first."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(width, 1)
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
-
-    def forward(self, hidden_TD: Tensor) -> Tensor:
-        """[T, D] -> [T]."""
-        values_T: Tensor = self.linear(hidden_TD.float())[:, 0]
-        return values_T
 
 
 def gae(values: Sequence[float], reward: float, *, gamma: float, gae_lambda: float) -> list[float]:

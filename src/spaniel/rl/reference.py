@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from spaniel.config import RLConfig
-from spaniel.microbatch import sample_predictions
+from spaniel.microbatch import microbatches, sample_predictions
 from spaniel.types import TrainingSample
 
 ReferenceLogprobs = Callable[[Sequence[TrainingSample]], list[Tensor]]
@@ -19,14 +19,13 @@ def frozen_reference(model: Any, cfg: RLConfig) -> ReferenceLogprobs:
     The returned function gives, for each sample in order, its trained tokens' log-probs [T].
     """
     frozen = copy.deepcopy(model).requires_grad_(False).eval()
+    device = next(frozen.parameters()).device
 
     def logprobs(samples: Sequence[TrainingSample]) -> list[Tensor]:
+        optimizer = cfg.optimizer
+        batches = microbatches(samples, optimizer.microbatch_tokens, device, optimizer.packing)
         made = sample_predictions(
-            frozen,
-            samples,
-            max_tokens=cfg.optimizer.microbatch_tokens,
-            packing=cfg.optimizer.packing,
-            temperature=cfg.temperature,
+            frozen, batches, packing=optimizer.packing, temperature=cfg.temperature
         )
         return [prediction.logprobs_T for prediction in made]
 

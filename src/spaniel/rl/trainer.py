@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -58,6 +58,7 @@ class PolicyTrainer:
         self.cfg, self.learner, self.policy = cfg, learner, policy
         self._sampler_weights, self._ref_logprobs = sampler_weights, ref_logprobs
         self._check = SamplerCheck(policy, learner, cfg.max_logprob_gap)
+        self._objective = PolicyObjective(cfg)
         self._update = self._new_update()
         self._kept: list[TrainingSample] = []
         """Of this update, for further passes over it."""
@@ -115,39 +116,6 @@ class PolicyTrainer:
             for sample, values in zip(samples, self._ref_logprobs(samples), strict=True)
         ]
 
-    def _objective(
-        self, predictions: Predictions, batch: Microbatch
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        logprobs_T, ppo = predictions.logprobs_T, self.cfg.ppo
-        loss, metrics = policy_loss(
-            logprobs_T,
-            sampler_logprobs_T=batch.sampler_logprobs_T,
-            advantages_T=batch.advantages_T,
-            weights_T=batch.weights_T,
-            surrogate=self.cfg.surrogate,
-            clip_low=self.cfg.clip_low,
-            clip_high=self.cfg.clip_high,
-            band=(self.cfg.band_low, self.cfg.band_high),
-            sequences_T=batch.samples_T if self.cfg.ratio == "sequence" else None,
-            ref_logprobs_T=batch.ref_logprobs_T,
-            kl_beta=self.cfg.kl_beta,
-            kl_estimator=self.cfg.kl_estimator,
-        )
-        if ppo is not None:
-            assert predictions.values_T is not None, "rl.ppo needs a value head"
-            assert batch.values_T is not None, "rl.ppo needs values from before the update"
-            error, of_values = value_loss(
-                predictions.values_T,
-                old_values_T=batch.values_T,
-                returns_T=batch.values_T + batch.advantages_T,
-                weights_T=batch.weights_T,
-                clip=ppo.value_clip,
-            )
-            loss, metrics = loss + ppo.value_coef * error, metrics | of_values
-        gap_T = (logprobs_T.detach() - batch.sampler_logprobs_T).abs()
-        metrics["gap/sum"], metrics["gap/tokens"] = gap_T.sum(), torch.tensor(len(gap_T))
-        return loss, metrics
-
     async def update(self, version: int, groups: Sequence[Group]) -> dict[str, float]:
         """Step on what was accumulated, give the sampler the weights, and check both.
 
@@ -181,6 +149,48 @@ class PolicyTrainer:
     def _again(self) -> None:
         """Accumulate the update's samples once more, under the weights of now."""
         self.learner.accumulate(self._kept, self._objective, temperature=self.cfg.temperature)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyObjective:
+    """The loss of the recipe, with PPO's value loss where there is a critic. Plain data, so that
+    it can be sent to other ranks."""
+
+    cfg: RLConfig
+
+    def __call__(
+        self, predictions: Predictions, batch: Microbatch
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss and metrics of a microbatch, both sums."""
+        logprobs_T, ppo = predictions.logprobs_T, self.cfg.ppo
+        loss, metrics = policy_loss(
+            logprobs_T,
+            sampler_logprobs_T=batch.sampler_logprobs_T,
+            advantages_T=batch.advantages_T,
+            weights_T=batch.weights_T,
+            surrogate=self.cfg.surrogate,
+            clip_low=self.cfg.clip_low,
+            clip_high=self.cfg.clip_high,
+            band=(self.cfg.band_low, self.cfg.band_high),
+            sequences_T=batch.samples_T if self.cfg.ratio == "sequence" else None,
+            ref_logprobs_T=batch.ref_logprobs_T,
+            kl_beta=self.cfg.kl_beta,
+            kl_estimator=self.cfg.kl_estimator,
+        )
+        if ppo is not None:
+            assert predictions.values_T is not None, "rl.ppo needs a value head"
+            assert batch.values_T is not None, "rl.ppo needs values from before the update"
+            error, of_values = value_loss(
+                predictions.values_T,
+                old_values_T=batch.values_T,
+                returns_T=batch.values_T + batch.advantages_T,
+                weights_T=batch.weights_T,
+                clip=ppo.value_clip,
+            )
+            loss, metrics = loss + ppo.value_coef * error, metrics | of_values
+        gap_T = (logprobs_T.detach() - batch.sampler_logprobs_T).abs()
+        metrics["gap/sum"], metrics["gap/tokens"] = gap_T.sum(), torch.tensor(len(gap_T))
+        return loss, metrics
 
 
 class SamplerCheck:
