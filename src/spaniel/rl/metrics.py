@@ -32,6 +32,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     )
     for tool in ("search", "read", "visit"):
         metrics[f"calls/{tool}"] = float(np.mean([t.num_calls(tool) for t in scored]))
+    metrics["time/tools_s"] = sum(t.tool_s for t in scored)
     metrics["report/size"] = float(np.mean([len(t.report) for t in scored]))
     for reason in StopReason:
         metrics[f"stop/{reason}"] = float(np.mean([t.stop_reason is reason for t in everyone]))

@@ -68,6 +68,11 @@ async def train(
             metrics = group_metrics(groups)
             metrics |= await trainer.update(step, groups)
             metrics |= scheduler.updated(step)
-            metrics["time/rollout_s"] = full - started - training_s
-            metrics["time/update_s"] = time.perf_counter() - full + training_s
+            rollout_s = full - started - training_s
+            update_s = time.perf_counter() - full + training_s
+            metrics["time/rollout_s"], metrics["time/update_s"] = rollout_s, update_s
+            tokens = sum(t.num_sampled_tokens for g in groups for t in g.trajectories)
+            metrics["speed/sampled_tokens_per_s"] = tokens / max(rollout_s, 1e-9)
+            context = sum(len(t.token_ids) for g in groups for t in g.trajectories)
+            metrics["speed/update_tokens_per_s"] = context / max(update_s, 1e-9)
             on_step(step, metrics, groups)

@@ -1,6 +1,8 @@
 """Groups -> gradient -> weights -> sampler, and the proof at every step that they arrived."""
 
 import asyncio
+import resource
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -141,14 +143,25 @@ class PolicyTrainer:
         metrics["tokens/oldest"] = float(made.oldest)
         if made.oldest == 0:
             self._check.agreement(version, gap)
+        metrics["memory/peak_gb"] = peak_memory_gb(self.learner.device)
+        started = time.perf_counter()
         await self.policy.load(version, self._sampler_weights())
         self._check.sampler_moved(version, groups, updated="grad_norm" in metrics)
+        metrics["time/load_s"] = time.perf_counter() - started
         self._update, self._kept = self._new_update(), []
         return metrics
 
     def _again(self) -> None:
         """Accumulate the update's samples once more, under the weights of now."""
         self.learner.accumulate(self._kept, self._objective, temperature=self.cfg.temperature)
+
+
+def peak_memory_gb(device: torch.device) -> float:
+    """Most memory held so far: of the device, or of this process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e9
+    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kib * 1024 / 1e9
 
 
 @dataclass(frozen=True, slots=True)
