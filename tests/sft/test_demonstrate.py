@@ -82,16 +82,3 @@ def test_it_thinks_the_question_anew_when_it_has_read_what_the_question_describe
     assert [t for t in thoughts if t] == ["Who founded Marrow?"]
     assert [t.call for t in thinking.turns] == [t.call for t in silent.turns]
     assert not any("<think>" in turn.text for turn in silent.turns)
-
-
-def test_it_can_call_documents_by_their_headings():
-    (by_heading,), _ = walk([QUESTION], headings=True)
-    (by_id,), _ = walk([QUESTION])
-    assert by_heading.report == by_id.report
-    reads = [t.call.arguments["doc_id"] for t in by_heading.turns if t.call.name == "read"]
-    assert [re.sub(r" \[\w+\]$", "", read) for read in reads] == [
-        "Ardent Lighthouse",
-        "Marrow",
-        "Tavin Orrel",
-    ]
-    assert by_heading.turns[-1].call.arguments["doc_ids"] == reads

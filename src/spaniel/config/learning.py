@@ -69,8 +69,6 @@ class DemonstrationConfig(StageConfig):
     """Chance of a detour at each turn of the label demonstrator: it shows how to recover."""
     thoughts: bool = False
     """Whether it thinks a question anew before each search, with what is known filled in."""
-    headings: bool = False
-    """Whether it calls documents ``Title [id]``, as results show them, and not by the bare id."""
     title_questions: int = Field(0, ge=0)
     """One-hop questions made from the corpus's titles, demonstrated besides the training
     questions: a curriculum for a small policy on real text."""
@@ -108,8 +106,6 @@ class BaseConfig(StageConfig):
     """Detours of the label demonstrator."""
     thoughts: bool = False
     """Whether it thinks a question anew before each search, with what is known filled in."""
-    headings: bool = False
-    """Whether it calls documents ``Title [id]``, as results show them, and not by the bare id."""
     min_reward: float = Field(0.7, ge=0)
     """Demonstrations with a lower nDCG are dropped."""
     vocab_size: int = Field(4096, ge=512, le=65536)

@@ -18,7 +18,7 @@ UNKNOWN = "unknown:"
 def bare(alias: str) -> str:
     """The id in what a policy wrote: ``k7m``, or a heading as results show it, ``Title [k7m]``.
 
-    A small policy copies a heading more easily than it picks an id out of a list.
+    Nothing else can be meant by a heading, so it is not held against the policy.
     """
     heading = _HEADING.fullmatch(alias)
     return heading[1] if heading else alias.strip()

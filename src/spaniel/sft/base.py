@@ -90,7 +90,6 @@ def _world_demonstrations(
             noise=cfg.noise,
             seed=seed,
             thoughts=cfg.thoughts,
-            headings=cfg.headings,
         )
         runner = Runner(teacher, renderer, environment, recipe.reward)
         trajectories = asyncio.run(_walk(runner, questions, seed))
@@ -123,7 +122,6 @@ def _lessons(
             renderer,
             environment,
             thoughts=cfg.thoughts,
-            headings=cfg.headings,
         )
 
 

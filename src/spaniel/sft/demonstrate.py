@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spaniel.config import DemonstrationConfig
-from spaniel.env.episode import Environment, flat
+from spaniel.env.episode import Environment
 from spaniel.errors import ConfigError
 from spaniel.index.engine import SearchEngine
 from spaniel.policy.base import Policy, Request
@@ -61,12 +61,10 @@ class LabelTeacher:
         noise: float,
         seed: int,
         thoughts: bool = False,
-        headings: bool = False,
     ) -> None:
         self.questions = {question.qid: question for question in questions}
         self.environment, self.renderer = environment, renderer
         self.noise, self.seed, self.thoughts = noise, seed, thoughts
-        self.headings = headings
         self._walks: dict[str, _Walk] = {}
 
     async def complete(self, request: Request) -> Completion:
@@ -81,7 +79,6 @@ class LabelTeacher:
                 noise=self.noise,
                 max_results=self.environment.cfg.max_results,
                 turns_left=self.environment.cfg.max_turns,
-                headings=self.headings,
             )
             self._walks[request.episode_id] = walk
         else:
@@ -115,7 +112,6 @@ class _Walk:
     noise: float
     max_results: int
     turns_left: int
-    headings: bool
     aliases: dict[str, str] = field(default_factory=dict)
     texts: list[str] = field(default_factory=list)
     """Visible texts, latest last, the question's excepted."""
@@ -194,19 +190,12 @@ class _Walk:
 
     def _read(self, docid: str) -> ToolCall:
         self.read.append(docid)
-        return ToolCall(name="read", arguments={"doc_id": self._called(docid)})
+        return ToolCall(name="read", arguments={"doc_id": self.aliases[docid]})
 
     def _report(self, docids: list[str]) -> ToolCall:
         # Somebody who found nothing still has to end; the first hit is the best guess there is.
         docids = docids or list(self.aliases)[:1]
-        return ToolCall(name="report", arguments={"doc_ids": [self._called(d) for d in docids]})
-
-    def _called(self, docid: str) -> str:
-        """The shown id, alone or as the end of its heading."""
-        alias = self.aliases[docid]
-        if not self.headings:
-            return alias
-        return f"{flat(self.engine.read(docid).title)} [{alias}]".lstrip()
+        return ToolCall(name="report", arguments={"doc_ids": [self.aliases[d] for d in docids]})
 
     def _detour(self) -> ToolCall | None:
         others = [d for d in self.aliases if d not in self.question.targets and d not in self.read]
@@ -301,7 +290,6 @@ def make_teacher(
             noise=cfg.noise,
             seed=seed,
             thoughts=cfg.thoughts,
-            headings=cfg.headings,
         )
     from spaniel.policy.openai import EndpointPolicy
 

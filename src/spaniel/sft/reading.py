@@ -78,7 +78,6 @@ def tight_walks(
     environment: Environment,
     *,
     thoughts: bool = False,
-    headings: bool = False,
 ) -> Iterator[Demonstration]:
     """Questions walked along their decomposition, as if every search showed the right page.
 
@@ -86,7 +85,7 @@ def tight_walks(
     a step to which no such name leads is left out.
     """
     for question in questions:
-        walk = _tight_walk(question, world, renderer, environment, thoughts, headings)
+        walk = _tight_walk(question, world, renderer, environment, thoughts)
         if walk is not None:
             yield walk
 
@@ -97,7 +96,6 @@ def _tight_walk(
     renderer: Renderer,
     environment: Environment,
     thoughts: bool,
-    headings: bool,
 ) -> Demonstration | None:
     seed = seed_of("tight", question.qid, question.text)
     aliases = Aliases(seed)
@@ -124,9 +122,8 @@ def _tight_walk(
         known, before = reduced(question, shown, visible), known
         write("search", {"query": query}, known if thoughts and known != before else "")
         page = world.document(step["docid"])
-        heading = f"{page.title} [{aliases.show(page.docid)}]"
-        called.append(heading if headings else aliases.show(page.docid))
-        shown_page = f"{heading}\n{page.text}"
+        called.append(aliases.show(page.docid))
+        shown_page = f"{page.title} [{called[-1]}]\n{page.text}"
         text = environment.dialect.observation(shown_page + environment.reminder(question))
         context = renderer.observation(text, ended=True)
         ids.extend(context)
