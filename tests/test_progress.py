@@ -1,6 +1,14 @@
 """Progress lines."""
 
+import pytest
+
 from spaniel.progress import Progress, track
+
+
+@pytest.fixture(autouse=True)
+def nothing_counting(monkeypatch):
+    """Another test's exception may still hold a generator that was counting when it was raised."""
+    monkeypatch.setattr(Progress, "_counting", None)
 
 
 def test_a_count_inside_another_is_silent(capsys):
