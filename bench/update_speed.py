@@ -169,7 +169,7 @@ def logprobs_of(model: Any, batch: Any, layout: str) -> Any:
     decoder, head = decoder_and_head(model)
     packed: dict[str, Any] = {}
     if batch.packed_row is not None:
-        packed = {"packed_row": batch.packed_row, "position_ids": batch.packed_row.positions_1N}
+        packed = {"lent": batch.packed_row, "position_ids": batch.packed_row.positions_1N}
     hidden = decoder(input_ids=batch.token_ids_RL, use_cache=False, **packed).last_hidden_state
     logprobs = torch.log_softmax(head(hidden).float(), -1).flatten(0, 1)
     return logprobs[batch.predictors_T].gather(-1, batch.targets_T[:, None])[:, 0]

@@ -64,7 +64,7 @@ def test_taps_look_back_along_the_path():
     row = PackedRow(made, share=True, device=CPU)
     inputs = torch.arange(len(row.token_ids), dtype=torch.float)[:, None]
     weight = torch.tensor([[0.0, 1.0, 0.0]])
-    before = row.convolve(inputs, weight, None)[:, 0].tolist()
+    before = row.convolve(inputs, weight, None, 0)[:, 0].tolist()
     second = row.places[1]
     assert [before[at] for at in second[1:]] == second[:-1]
     assert before[second[0]] == 0.0

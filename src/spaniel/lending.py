@@ -7,19 +7,35 @@ an LFM2.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
 
 from spaniel.errors import ConfigError
 
+ATTENTION_NAME = "spaniel_lent"
 CONVOLUTIONS = ("Lfm2ShortConv",)
 UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "position_bias", "sliding_window")
 ADVICE = "use a model with full attention in every layer, or an LFM2"
+
+
+class Lent(Protocol):
+    """What the layers of a model ask instead of attending and convolving themselves."""
+
+    def attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, layer: int, scale: float
+    ) -> Tensor:
+        """[1, H, T, D] over the new keys and values [1, K, T, D] -> [1, T, H, D]."""
+        ...
+
+    def convolve(self, inputs: Tensor, weight: Tensor, bias: Tensor | None, layer: int) -> Tensor:
+        """Causal and depthwise: [T, C] by [C, W] -> [T, C]."""
+        ...
 
 
 class Lender:
@@ -44,15 +60,15 @@ class Lender:
         self._check(model, who)
 
     @contextmanager
-    def lend(self, attention: str, convolution: Callable[..., Tensor]) -> Iterator[None]:
-        """The model with this registered attention and this ``forward`` of its convolutions."""
+    def lend(self) -> Iterator[None]:
+        """The model asking the ``lent`` of its keyword arguments, a ``Lent``, in each layer."""
         names = [config._attn_implementation for config in self._configs]
         methods = [module.__dict__.get("forward") for module in self.convolutions]
         try:
             for config in self._configs:
-                config._attn_implementation = attention
+                config._attn_implementation = ATTENTION_NAME
             for module in self.convolutions:
-                module.forward = functools.partial(convolution, module)
+                module.forward = functools.partial(_lent_convolution, module)
             yield
         finally:
             for config, name in zip(self._configs, names, strict=True):
@@ -90,17 +106,48 @@ class Lender:
             raise ConfigError(f"{refused} with prompt learning; use LoRA")
 
 
-def check_attention_call(module: Any, lent: Any, kwargs: dict[str, Any], who: str) -> None:
-    """Raise ``ConfigError`` when a layer asks for more than plain causal attention is, or did
-    not pass on what was lent."""
+def _lent_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    lent: Lent | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention in the interface of transformers, [1, H, T, D] -> [1, T, H, D].
+
+    Raises:
+        ConfigError: the layer asks for more than plain causal attention is, or did not pass on
+            what was lent.
+    """
     for name in UNSUPPORTED_ARGUMENTS:
         if kwargs.get(name) is not None:
-            raise ConfigError(f"{who} has no attention with {name}; {ADVICE}")
+            raise ConfigError(f"there is no attention with {name} here; {ADVICE}")
     if lent is None:
         raise ConfigError(
             f"{type(module).__name__} does not pass keyword arguments to its attention "
             f"function; {ADVICE}"
         )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return lent.attend(query, key, value, int(module.layer_idx), scale), None
+
+
+AttentionInterface.register(ATTENTION_NAME, _lent_attention)
+
+
+def _lent_convolution(
+    module: Any, hidden_states: Tensor, *args: Any, lent: Lent, **kwargs: Any
+) -> Tensor:
+    """``Lfm2ShortConv.forward``, [1, T, C] -> [1, T, C]."""
+    gate_in, gate_out, inputs = module.in_proj(hidden_states[0]).chunk(3, dim=-1)
+    convolved = lent.convolve(
+        gate_in * inputs, module.conv.weight[:, 0], module.conv.bias, module.layer_idx
+    )
+    projected: Tensor = module.out_proj(gate_out * convolved)
+    return projected[None]
 
 
 def attend_chunk(

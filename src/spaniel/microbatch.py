@@ -198,7 +198,7 @@ def predict_tokens(model: Any, batch: Microbatch, temperature: float) -> tuple[T
     decoder, head = decoder_and_head(model)
     packed: dict[str, Any] = {}
     if batch.packed_row is not None:
-        packed = {"packed_row": batch.packed_row, "position_ids": batch.packed_row.positions_1N}
+        packed = {"lent": batch.packed_row, "position_ids": batch.packed_row.positions_1N}
     hidden_RLD = decoder(input_ids=batch.token_ids_RL, use_cache=False, **packed).last_hidden_state
     hidden_TD = hidden_RLD.flatten(0, 1)[batch.predictors_T]
     chunks = []

@@ -18,13 +18,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import AttentionInterface
+from torch import Tensor
 
 from spaniel.errors import ConfigError
-from spaniel.lending import Lender, attend_chunk, check_attention_call, chunk_mask
+from spaniel.lending import Lender, attend_chunk, chunk_mask
 
-ATTENTION_NAME = "spaniel_packed"
 MIN_SHARED = 16
 """Tokens that sequences have to begin with in common before they share: every piece costs an
 attention call in each layer."""
@@ -111,7 +109,9 @@ class PackedRow:
 
     # -- what the layers do ------------------------------------------------------------------
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    def attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, layer: int, scale: float
+    ) -> Tensor:
         """Causal attention along the paths: [1, H, N, D] over [1, K, N, D] -> [1, N, H, D]."""
         groups = query.shape[1] // keys.shape[1]
         out = []
@@ -131,13 +131,14 @@ class PackedRow:
             out.append(attended[:, :, -num_own:])
         return torch.cat(out, 2).transpose(1, 2)
 
-    def convolve(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def convolve(self, inputs: Tensor, weight: Tensor, bias: Tensor | None, layer: int) -> Tensor:
         """Causal depthwise convolution along the paths.
 
         Args:
             inputs: [N, C].
             weight: [C, W].
             bias: [C] or None.
+            layer: any; all have the same paths.
 
         Returns:
             [N, C].
@@ -196,37 +197,6 @@ def most_tokens(sequence: Sequence[int], before: Sequence[int]) -> int:
 # -- lending it to a model -------------------------------------------------------------------
 
 
-def _packed_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    packed_row: PackedRow | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Attention in the interface of transformers."""
-    check_attention_call(module, packed_row, kwargs, _WHO)
-    assert packed_row is not None
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return packed_row.attend(query, key, value, scale), None
-
-
-AttentionInterface.register(ATTENTION_NAME, _packed_attention)
-
-
-def _packed_convolution(
-    module: Any, hidden_states: Tensor, *args: Any, packed_row: PackedRow, **kwargs: Any
-) -> Tensor:
-    """``Lfm2ShortConv.forward``, [1, N, C] -> [1, N, C]."""
-    gate_in, gate_out, inputs = module.in_proj(hidden_states[0]).chunk(3, dim=-1)
-    convolved = packed_row.convolve(gate_in * inputs, module.conv.weight[:, 0], module.conv.bias)
-    projected: Tensor = module.out_proj(gate_out * convolved)
-    return projected[None]
-
-
 class Packer:
     """Lends a model what it needs to run packed rows.
 
@@ -243,5 +213,5 @@ class Packer:
     @contextmanager
     def lent(self) -> Iterator[None]:
         """For forward and backward passes: recomputed activations need it in both."""
-        with self._lender.lend(ATTENTION_NAME, _packed_convolution):
+        with self._lender.lend():
             yield

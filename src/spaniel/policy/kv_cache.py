@@ -226,19 +226,22 @@ class SlotCache:
             stores[layer_idx] = store
         return keys, values
 
-    def attend(self, query: Tensor, layer_idx: int, scale: float) -> Tensor:
+    def attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, layer: int, scale: float
+    ) -> Tensor:
         """Causal attention of the new tokens over everything in their slots.
 
         Args:
             query: [1, H, T, D].
-            layer_idx: whose keys and values.
+            keys: the new ones, which ``update`` has stored already; so are the values.
+            layer: whose keys and values.
             scale: factor on the scores.
 
         Returns:
             [1, T, H, D].
         """
         layout = self._layout()
-        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        keys, values = self._keys[layer], self._values[layer]
         heads, kv_heads = query.shape[1], keys.shape[1]
         query_THD = query[0].transpose(0, 1)
         out = query.new_empty(len(layout.slots_T), heads, values.shape[-1])

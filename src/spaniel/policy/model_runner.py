@@ -11,52 +11,13 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
-from transformers import AttentionInterface
+from torch import Tensor
 
 from spaniel.errors import ConfigError
-from spaniel.lending import ADVICE, Lender, check_attention_call
+from spaniel.lending import ADVICE, Lender
 from spaniel.policy.kv_cache import Chunk, Layout, SlotCache
 
-ATTENTION_NAME = "spaniel_slots"
 _WHO = "the sampling engine"
-
-
-def slot_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    slot_cache: SlotCache | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Attention in the interface of transformers, over the slots of ``slot_cache``.
-
-    Raises:
-        ConfigError: the layer asks for something that plain causal attention is not.
-    """
-    check_attention_call(module, slot_cache, kwargs, _WHO)
-    assert slot_cache is not None
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return slot_cache.attend(query, int(module.layer_idx), scale), None  # type: ignore[arg-type]
-
-
-AttentionInterface.register(ATTENTION_NAME, slot_attention)
-
-
-def _short_convolution(
-    module: Any, hidden_states: Tensor, *args: Any, slot_cache: SlotCache, **kwargs: Any
-) -> Tensor:
-    """``Lfm2ShortConv.forward`` [1, T, C] -> [1, T, C] over the slots of ``slot_cache``."""
-    gate_in, gate_out, inputs = module.in_proj(hidden_states[0]).chunk(3, dim=-1)
-    convolved = slot_cache.convolve(
-        gate_in * inputs, module.conv.weight[:, 0], module.conv.bias, module.layer_idx
-    )
-    projected: Tensor = module.out_proj(gate_out * convolved)
-    return projected[None]
 
 
 class ModelRunner:
@@ -111,7 +72,7 @@ class ModelRunner:
                 position_ids=layout.positions_T[None],
                 use_cache=True,
                 logits_to_keep=layout.last_R if keep == "last" else 0,
-                slot_cache=cache,
+                lent=cache,
                 **{self._cache_argument: cache},
             )
         logits: Tensor = output.logits[0]
@@ -124,7 +85,7 @@ class ModelRunner:
         try:
             for module in training:
                 module.training = False
-            with self._lender.lend(ATTENTION_NAME, _short_convolution):
+            with self._lender.lend():
                 yield
         finally:
             for module in training:
