@@ -9,7 +9,6 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from spaniel import cli
 from spaniel.cli import app, main
 from spaniel.config import settings
 
@@ -142,7 +141,7 @@ def test_ctrl_c_is_exit_code_130(monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "app", interrupted)
+    monkeypatch.setattr("spaniel.cli.commands.app", interrupted)
     code, err = run(monkeypatch, "corpus", "x.toml")
     assert code == 130
     assert "interrupted" in err
@@ -150,7 +149,7 @@ def test_ctrl_c_is_exit_code_130(monkeypatch):
 
 def test_help_names_every_command_and_its_purpose():
     done = subprocess.run(
-        [sys.executable, "-m", "spaniel.cli", "--help"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "spaniel", "--help"], capture_output=True, text=True, check=True
     )
     for name in ("corpus", "index", "questions", "sft", "rl", "eval", "run", "quickstart"):
         assert name in done.stdout

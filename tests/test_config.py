@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from spaniel.cli import QUICKSTART, parse_overrides
+from spaniel.cli.commands import QUICKSTART
+from spaniel.cli.common import parse_overrides
 from spaniel.config import Recipe, load_recipe, recipe_json, settings
 from spaniel.errors import ConfigError
 

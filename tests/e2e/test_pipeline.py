@@ -77,7 +77,7 @@ bootstrap_samples = 200
 
 def spaniel(folder: Path, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, "-m", "spaniel.cli", *arguments],
+        [sys.executable, "-m", "spaniel", *arguments],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -151,7 +151,7 @@ def test_a_run_killed_at_any_moment_resumes_to_the_same_weights(folder, trained,
     copy = tmp_path / "run"
     shutil.copytree(folder, copy)
     process = subprocess.Popen(
-        [sys.executable, "-m", "spaniel.cli", "rl", "recipe.toml"],
+        [sys.executable, "-m", "spaniel", "rl", "recipe.toml"],
         cwd=copy,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "OMP_NUM_THREADS": "1"},

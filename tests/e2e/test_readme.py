@@ -90,7 +90,7 @@ def test_the_search_environment_works_by_itself(folder):
     assert "on 10 others" in shown["tune"]
     port = free_port()
     arguments = [str(port) if a == "8080" else a for a in serve[1:]]
-    command = [sys.executable, "-m", "spaniel.cli", *arguments]
+    command = [sys.executable, "-m", "spaniel", *arguments]
     process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
