@@ -55,7 +55,7 @@ def prepare(size: int, data: Path, work: Path) -> None:
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "spaniel.cli", *arguments]
+    return [sys.executable, "-m", "spaniel", *arguments]
 
 
 @contextmanager
