@@ -17,10 +17,10 @@ from spaniel.ranks import deal
 ROOT = Path(__file__).parents[1]
 
 
-def run(out, ranks, family="llama", optimizer="adamw", packing="shared", critic="no", resume="no"):
+def run(out, ranks, family="llama", optimizer="adamw", packing="shared", extra="no", resume="no"):
     out.mkdir()
     script = [str(ROOT / "tests" / "ranks_script.py"), str(out)]
-    script += [family, optimizer, packing, critic, str(resume)]
+    script += [family, optimizer, packing, extra, str(resume)]
     command = [sys.executable, *script]
     if ranks > 1:
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
@@ -48,12 +48,13 @@ CASES = [
     ("llama", "adamw", "shared", "no"),
     pytest.param("lfm2", "muon", "shared", "critic", marks=pytest.mark.slow),
     pytest.param("qwen3", "adamw", "rows", "lora", marks=pytest.mark.slow),
+    pytest.param("qwen3_moe", "adamw", "shared", "experts", marks=pytest.mark.slow),
 ]
 
 
-@pytest.mark.parametrize(("family", "optimizer", "packing", "critic"), CASES)
-def test_two_ranks_make_the_weights_of_one(tmp_path, family, optimizer, packing, critic):
-    case = {"family": family, "optimizer": optimizer, "packing": packing, "critic": critic}
+@pytest.mark.parametrize(("family", "optimizer", "packing", "extra"), CASES)
+def test_two_ranks_make_the_weights_of_one(tmp_path, family, optimizer, packing, extra):
+    case = {"family": family, "optimizer": optimizer, "packing": packing, "extra": extra}
     one = run(tmp_path / "one", 1, **case)
     two = run(tmp_path / "two", 2, **case)
     assert_same(one, two)
@@ -61,10 +62,10 @@ def test_two_ranks_make_the_weights_of_one(tmp_path, family, optimizer, packing,
 
 @pytest.mark.slow
 def test_each_goes_on_from_the_others_checkpoint(tmp_path):
-    one = run(tmp_path / "one", 1, critic="critic")
-    two = run(tmp_path / "two", 2, critic="critic")
-    on_two = run(tmp_path / "a", 2, critic="critic", resume=tmp_path / "one" / "step-2")
-    on_one = run(tmp_path / "b", 1, critic="critic", resume=tmp_path / "two" / "step-2")
+    one = run(tmp_path / "one", 1, extra="critic")
+    two = run(tmp_path / "two", 2, extra="critic")
+    on_two = run(tmp_path / "a", 2, extra="critic", resume=tmp_path / "one" / "step-2")
+    on_one = run(tmp_path / "b", 1, extra="critic", resume=tmp_path / "two" / "step-2")
     one["metrics"], two["metrics"] = one["metrics"][2:], two["metrics"][2:]
     assert_same(one, on_two)
     assert_same(two, on_one)

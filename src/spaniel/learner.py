@@ -19,6 +19,7 @@ from spaniel.microbatch import (
     lent_for,
     microbatches,
     predict,
+    replayed,
     sample_predictions,
 )
 from spaniel.optimizer import make_optimizer
@@ -104,11 +105,12 @@ class Learner:
         self.model.train(self.cfg.recompute_activations)
         with lent_for(self.model, self.cfg.packing):
             for batch in self._batches(samples):
-                made = predict(
-                    self.model, batch, temperature=temperature, value_head=self.value_head
-                )
-                loss, metrics = objective(made, batch)
-                loss.backward()  # type: ignore[no-untyped-call]  # torch leaves backward untyped
+                with replayed(self.model, batch):
+                    made = predict(
+                        self.model, batch, temperature=temperature, value_head=self.value_head
+                    )
+                    loss, metrics = objective(made, batch)
+                    loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
                 if not batch.weights_T.any():
                     continue
                 for key, value in metrics.items():

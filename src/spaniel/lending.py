@@ -19,7 +19,7 @@ from transformers import AttentionInterface
 from spaniel.errors import ConfigError
 
 ATTENTION_NAME = "spaniel_lent"
-CONVOLUTIONS = ("Lfm2ShortConv",)
+CONVOLUTIONS = ("Lfm2ShortConv", "Lfm2MoeShortConv")
 UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "position_bias", "sliding_window")
 ADVICE = "use a model with full attention in every layer, or an LFM2"
 

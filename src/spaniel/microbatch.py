@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from spaniel.errors import ConfigError
 from spaniel.packing import PackedRow, Packer, most_tokens
+from spaniel.routing import Routers, Routes, routes_of
 from spaniel.types import TrainingSample
 
 Packing = Literal["rows", "packed", "shared"]
@@ -38,6 +39,8 @@ class Microbatch:
     """The tokens of one forward pass, and its trained tokens as flat arrays."""
 
     token_ids_RL: Tensor
+    routes: Routes | None
+    """Experts of the tokens of the rows laid end to end, where the sampler noted them."""
     packed_row: PackedRow | None
     """What lies where when all samples are in one row; None for padded rows."""
     predictors_T: Tensor
@@ -77,9 +80,10 @@ def microbatches(
     cannot reach a trained token; no mask is needed.
     """
     numbers = range(len(samples))
+    sequences = _sequences(samples)
     if packing == "shared":
         # Next to each other in this order are those that begin with the most in common.
-        order = sorted(numbers, key=lambda i: samples[i].token_ids)
+        order = sorted(numbers, key=lambda i: sequences[i])
     else:
         order = sorted(numbers, key=lambda i: len(samples[i].token_ids))
     chosen: list[int] = []
@@ -91,7 +95,7 @@ def microbatches(
         elif packing == "packed" or not chosen:
             grown = size + len(sample.token_ids)
         else:
-            grown = size + most_tokens(sample.token_ids, samples[chosen[-1]].token_ids)
+            grown = size + most_tokens(sequences[number], sequences[chosen[-1]])
         if chosen and grown > max_tokens:
             yield _microbatch(samples, chosen, device, packing)
             chosen, grown = [], len(sample.token_ids)
@@ -101,6 +105,15 @@ def microbatches(
         yield _microbatch(samples, chosen, device, packing)
 
 
+def _sequences(samples: Sequence[TrainingSample]) -> list[tuple[Any, ...]]:
+    """The tokens of each sample, as what has to be equal for two of them to be computed once."""
+    if not any(sample.routes for sample in samples):
+        return [sample.token_ids for sample in samples]
+    return [
+        tuple(zip(s.token_ids, s.routes or (b"",) * len(s.token_ids), strict=True)) for s in samples
+    ]
+
+
 def _microbatch(
     samples: Sequence[TrainingSample],
     chosen: Sequence[int],
@@ -108,18 +121,24 @@ def _microbatch(
     packing: Packing,
 ) -> Microbatch:
     packed = None
+    with_routes = any(samples[i].routes for i in chosen)
     if packing == "rows":
         length = max(len(samples[i].token_ids) for i in chosen)
         token_ids = torch.zeros(len(chosen), length, dtype=torch.long)
+        routes = [b""] * token_ids.numel()
         places: list[Sequence[int]] = []
         for row, number in enumerate(chosen):
             ids = samples[number].token_ids
             token_ids[row, : len(ids)] = torch.tensor(ids)
             places.append(range(row * length, row * length + len(ids)))
+            routes[row * length : row * length + len(samples[number].routes)] = samples[
+                number
+            ].routes
     else:
-        sequences = [samples[i].token_ids for i in chosen]
+        sequences = _sequences([samples[i] for i in chosen])
         packed = PackedRow(sequences, share=packing == "shared", device=device)
-        token_ids = torch.tensor([packed.token_ids])
+        routes = [route for _, route in packed.tokens] if with_routes else []
+        token_ids = torch.tensor([[t[0] for t in packed.tokens] if with_routes else packed.tokens])
         places = list(packed.places)
     trained = [
         (i, place[p - 1], samples[i].token_ids[p], w, samples[i].sampler_logprobs[p])
@@ -139,6 +158,7 @@ def _microbatch(
         advantages_T = torch.tensor([samples[i].advantage for i in samples_T], device=device)
     return Microbatch(
         token_ids_RL=token_ids.to(device),
+        routes=routes_of(routes, device),
         packed_row=packed,
         predictors_T=torch.tensor(predictors_T, device=device),
         targets_T=torch.tensor(targets_T, device=device),
@@ -172,6 +192,12 @@ def lent_for(model: nn.Module, packing: Packing) -> AbstractContextManager[None]
         ConfigError: the model has layers that would mix the samples of a packed row.
     """
     return nullcontext() if packing == "rows" else Packer(model).lent()
+
+
+def replayed(model: nn.Module, batch: Microbatch) -> AbstractContextManager[None]:
+    """The model sending tokens to the experts of sampling, where they were noted; around forward
+    and backward passes."""
+    return nullcontext() if batch.routes is None else Routers(model).replayed(batch.routes)
 
 
 def predict(
@@ -239,7 +265,8 @@ def sample_predictions(
     out: dict[int, Predictions] = {}
     with lent_for(model, packing):
         for batch in batches:
-            made = predict(model, batch, temperature=temperature, value_head=value_head)
+            with replayed(model, batch):
+                made = predict(model, batch, temperature=temperature, value_head=value_head)
             if not batch.weights_T.any():
                 continue
             for number in set(batch.samples_T.tolist()):

@@ -46,20 +46,21 @@ class PackedRow:
     """Sequences laid into one row.
 
     Args:
-        sequences: token ids of each; none empty.
+        sequences: tokens of each; none empty. A token is its id, or a tuple of it and what else
+            must be equal for two sequences to share it.
         share: whether common beginnings are laid once.
         device: of the layers that ask.
 
     Attributes:
-        token_ids: [N] of the row.
+        tokens: [N] of the row.
         pieces: in the order of the row.
         places: for each sequence, where in the row its tokens lie, [its length].
     """
 
     def __init__(
-        self, sequences: Sequence[Sequence[int]], *, share: bool, device: torch.device
+        self, sequences: Sequence[Sequence[Any]], *, share: bool, device: torch.device
     ) -> None:
-        self.token_ids: list[int] = []
+        self.tokens: list[Any] = []
         self.pieces: list[Piece] = []
         self.places: list[list[int]] = [[] for _ in sequences]
         self._sequences, self.device = sequences, device
@@ -81,7 +82,7 @@ class PackedRow:
 
     def _lay_shared(self, numbers: Sequence[int], path: tuple[int, ...]) -> None:
         """Lay what the sequences, all of which end with ``path`` so far, have left."""
-        clusters: dict[tuple[int, ...], list[int]] = {}
+        clusters: dict[tuple[Any, ...], list[int]] = {}
         for number in numbers:
             rest = self._sequences[number][len(self.places[number]) :]
             if rest:
@@ -100,11 +101,11 @@ class PackedRow:
         self, numbers: Sequence[int], start: int, end: int, path: tuple[int, ...]
     ) -> int:
         """Tokens ``start`` to ``end`` of the sequences, which are the same in all; its number."""
-        at = len(self.token_ids)
-        self.token_ids += self._sequences[numbers[0]][start:end]
-        self.pieces.append(Piece(start=at, end=len(self.token_ids), position=start, path=path))
+        at = len(self.tokens)
+        self.tokens += self._sequences[numbers[0]][start:end]
+        self.pieces.append(Piece(start=at, end=len(self.tokens), position=start, path=path))
         for number in numbers:
-            self.places[number] += range(at, len(self.token_ids))
+            self.places[number] += range(at, len(self.tokens))
         return len(self.pieces) - 1
 
     # -- what the layers do ------------------------------------------------------------------
@@ -161,7 +162,7 @@ class PackedRow:
     def _taps_of(self, width: int) -> Tensor:
         """[W - 1, N] where the inputs before each token lie, oldest first; N for none."""
         if width not in self._taps:
-            nowhere = len(self.token_ids)
+            nowhere = len(self.tokens)
             taps = torch.full((width - 1, nowhere), nowhere)
             for places in self.places:
                 row = torch.tensor(places)
@@ -178,7 +179,7 @@ def _along(spans: Sequence[slice], *tensors: Tensor) -> list[Tensor]:
     return [torch.cat([tensor[:, :, span] for span in spans], 2) for tensor in tensors]
 
 
-def _num_common(sequences: Sequence[Sequence[int]]) -> int:
+def _num_common(sequences: Sequence[Sequence[Any]]) -> int:
     """Tokens that all sequences begin with in common."""
     # Whatever the least and the greatest begin with, those between them begin with, too.
     tuples = [tuple(sequence) for sequence in sequences]
@@ -187,7 +188,7 @@ def _num_common(sequences: Sequence[Sequence[int]]) -> int:
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(least), len(greatest)))
 
 
-def most_tokens(sequence: Sequence[int], before: Sequence[int]) -> int:
+def most_tokens(sequence: Sequence[Any], before: Sequence[Any]) -> int:
     """Tokens that a sequence adds, at the most, to a shared row that holds ``before``."""
     common = _num_common([before, sequence])
     # A piece of fewer than MIN_SHARED tokens is not shared.

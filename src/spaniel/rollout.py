@@ -59,6 +59,7 @@ class Ledger:
         self.loss_mask: list[bool] = []
         self.sampler_logprobs: list[float] = []
         self.policy_versions: list[int] = []
+        self.routes: list[bytes] = []
         self.segments: list[int] = [0]
 
     def __len__(self) -> int:
@@ -74,6 +75,11 @@ class Ledger:
         """Tokens of the current segment."""
         return len(self) - self.segments[-1]
 
+    @property
+    def num_routed(self) -> int:
+        """Tokens of the current segment whose experts are known: the first ones."""
+        return sum(map(bool, self.routes[self.segments[-1] :]))
+
     def start_segment(self) -> None:
         """Begin a token sequence that does not extend the one before."""
         self.segments.append(len(self))
@@ -84,6 +90,7 @@ class Ledger:
         self.loss_mask.extend([False] * len(token_ids))
         self.sampler_logprobs.extend([0.0] * len(token_ids))
         self.policy_versions.extend([-1] * len(token_ids))
+        self.routes.extend([b""] * len(token_ids))
 
     def append_completion(self, completion: Completion) -> tuple[int, int]:
         """Exactly the sampled tokens; returns their span."""
@@ -92,6 +99,9 @@ class Ledger:
         self.loss_mask.extend([True] * len(completion.token_ids))
         self.sampler_logprobs.extend(completion.logprobs)
         self.policy_versions.extend([completion.policy_version] * len(completion.token_ids))
+        first = self.segments[-1] + self.num_routed
+        self.routes.extend([b""] * len(completion.token_ids))
+        self.routes[first : first + len(completion.routes)] = completion.routes
         return start, len(self)
 
 
@@ -100,7 +110,8 @@ def check_ledger(trajectory: Trajectory) -> None:
 
     One length; a token has a version if and only if it was sampled; sampled log-probs are
     finite and at most 0 (rounding aside), others exactly 0; the turns' spans are in order
-    and cover exactly the sampled tokens; segments start in order, between turns.
+    and cover exactly the sampled tokens; segments start in order, between turns; if the experts
+    of any token are known, they are of all that a prediction was made from.
     """
     t = trajectory
     lengths = {len(t.token_ids), len(t.loss_mask), len(t.sampler_logprobs), len(t.policy_versions)}
@@ -122,8 +133,20 @@ def check_ledger(trajectory: Trajectory) -> None:
             turn.start < segment < turn.end for turn in t.turns for segment in t.segments
         ):
             broken = f"segments start out of order or inside a turn: {t.segments}"
+        elif t.routes and not _routes_are_whole(t):
+            broken = "the experts of some tokens that predictions were made from are not known"
     if broken:
         raise TrainingError(f"trajectory {t.trajectory_id}: the token ledger is broken: {broken}")
+
+
+def _routes_are_whole(t: Trajectory) -> bool:
+    if len(t.routes) != len(t.token_ids) or len({len(r) for r in t.routes if r}) > 1:
+        return False
+    for start, end in t.segment_bounds:
+        last = max((turn.end for turn in t.turns if start < turn.end <= end), default=start)
+        if not all(t.routes[start : last - 1]):
+            return False
+    return True
 
 
 async def rollout(
@@ -164,6 +187,7 @@ async def rollout(
                 token_ids=ledger.in_sight,
                 messages=tuple(history.messages()),
                 sampling=replace(sampling, max_tokens=limit, seed=seed_of(seed, episode.num_turns)),
+                num_routed=ledger.num_routed,
             )
             with boundary(PolicyError, "complete"):
                 completion = await policy.complete(request)
@@ -198,6 +222,7 @@ async def rollout(
         loss_mask=tuple(ledger.loss_mask),
         sampler_logprobs=tuple(ledger.sampler_logprobs),
         policy_versions=tuple(ledger.policy_versions),
+        routes=tuple(ledger.routes) if any(ledger.routes) else (),
         segments=tuple(ledger.segments),
         turns=tuple(turns),
         stop_reason=stop,

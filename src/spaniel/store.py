@@ -5,6 +5,7 @@ died, and is made again. Lines are split on ``\\n`` only (model text holds every
 separator there is), and NaN is refused.
 """
 
+import base64
 import dataclasses
 import functools
 import hashlib
@@ -40,6 +41,8 @@ def to_plain(value: Any) -> Any:
         return [to_plain(v) for v in value]
     if isinstance(value, Path):
         return str(value)
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
     return value
 
 
@@ -94,6 +97,11 @@ def _coerce(hint: Any, value: Any, where: str) -> Any:
         except ValueError:
             allowed = [e.value for e in hint]
             raise DataError(f"{where} must be one of {allowed}, got {value!r}") from None
+    if hint is bytes and isinstance(value, str):
+        try:
+            return base64.b64decode(value, validate=True)
+        except ValueError:
+            raise DataError(f"{where} must be base64, got {value[:40]!r}") from None
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):

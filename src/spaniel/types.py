@@ -93,6 +93,10 @@ class Completion:
     finish_reason: FinishReason
     text: str
     """The ids decoded without the end-of-turn token: what the environment parses."""
+    routes: tuple[bytes, ...] = ()
+    """Experts that each token went through (``routing.py``), from token ``num_routed`` of the
+    request to the last but one sampled: the last has not been through the model. Empty for a
+    model without experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +163,9 @@ class Trajectory:
     """Nats; 0.0 where the mask is False."""
     policy_versions: tuple[int, ...]
     """-1 where the mask is False."""
+    routes: tuple[bytes, ...] = ()
+    """Experts that each token went through when it was first seen, b"" for those behind the last
+    prediction of their segment; empty for a model without experts."""
     segments: tuple[int, ...] = (0,)
     """Start of each token sequence in the ledger; one sequence in the usual case."""
     turns: tuple[Turn, ...] = ()
@@ -230,3 +237,5 @@ class TrainingSample:
     """Of the state before each trained token, in order, under the weights before the update."""
     ref_logprobs: tuple[float, ...] | None = None
     """Nats, of the trained tokens alone, in order, under a frozen reference."""
+    routes: tuple[bytes, ...] = ()
+    """[L] experts to send each token to, b"" for the router's own choice; empty for all."""

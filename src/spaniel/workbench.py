@@ -240,6 +240,7 @@ class Workbench:
             stop_ids=sorted(self.renderer.stop_ids),
             decode=self.renderer.decode,
             max_live_episodes=self.recipe.policy.max_live_episodes,
+            note_routes=self.recipe.policy.replay_routing,
         )
 
     def _vllm(self, cfg: VllmConfig) -> Any:
@@ -254,6 +255,14 @@ class Workbench:
         if cfg.max_model_tokens is None:
             # The budget may be full before a turn that the server still has to take.
             cfg = cfg.model_copy(update={"max_model_tokens": env.max_tokens + 1})
+        from spaniel.routing import Routers
+
+        note_routes = policy.replay_routing and len(Routers(self.model)) > 0
+        if note_routes and not cfg.urls and next(self.model.parameters()).device.type == "cpu":
+            raise ConfigError(
+                "policy.replay_routing must be false: vLLM on a CPU does not tell which experts "
+                "tokens went through; sample in this process, without policy.vllm, to replay them"
+            )
         return VllmPolicy(
             str(TINY_FOLDER) if policy.model == "spaniel-tiny" else policy.model,
             policy,
@@ -261,6 +270,7 @@ class Workbench:
             decode=self.renderer.decode,
             stop_ids=sorted(self.renderer.stop_ids),
             directory=self.run.path("vllm"),
+            note_routes=note_routes,
         )
 
     @cached_property

@@ -1,5 +1,6 @@
 """The whole pipeline on the packaged model and a small world, through the command line."""
 
+import asyncio
 import json
 import os
 import re
@@ -8,13 +9,20 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from tests.endpoint_server import Server, answer
 
+from spaniel.config import load_recipe
+from spaniel.learner import Learner
+from spaniel.rl.trainer import PolicyTrainer
+from spaniel.run import Run
 from spaniel.store import iter_lines, read_json, read_records
 from spaniel.types import Trajectory
+from spaniel.workbench import Workbench
 
 pytestmark = pytest.mark.slow
 
@@ -185,6 +193,58 @@ def test_the_same_run_can_sample_ahead_of_its_updates(folder, tmp_path):
     assert all(row["tokens/oldest"] <= 2 for row in rows)
     assert any(row["tokens/oldest"] > 0 for row in rows)
     assert all(row["groups/ready"] + row["groups/under_way"] <= 9 for row in rows)
+
+
+def test_a_mixture_of_experts_trains_on_the_experts_of_sampling(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(folder)
+    mixture(tmp_path / "mixture")
+    bench = Workbench(
+        Run(load_recipe(Path("recipe.toml"), {"policy.model": str(tmp_path / "mixture")}))
+    )
+    runner = bench.runner(bench.policy, bench.renderer, temperature=1.0)
+    learner = Learner(bench.model, bench.recipe.rl.optimizer, total_steps=1)
+    trainer = PolicyTrainer(bench.recipe.rl, learner, bench.policy, bench.sampler_weights)
+    before = {name: p.clone() for name, p in bench.model.named_parameters()}
+
+    async def update():
+        await trainer.start()
+        group = await runner.group(bench.train_questions[0], 4, seed=1, name="q")
+        # Random weights earn nothing: what each trajectory gets is made up.
+        rewarded = [replace(t, reward=float(n)) for n, t in enumerate(group.trajectories)]
+        groups = [replace(group, trajectories=tuple(rewarded))]
+        await trainer.accumulate(groups)
+        return groups, await trainer.update(1, groups)
+
+    groups, measured = asyncio.run(update())
+    assert all(any(t.routes) for t in groups[0].trajectories)
+    assert measured["gap/mean"] < 1e-4
+    unchanged = [n for n, p in bench.model.named_parameters() if torch.equal(p, before[n])]
+    assert unchanged == [f"model.layers.{n}.mlp.gate.weight" for n in (0, 1)]
+
+
+def mixture(where):
+    """A small random mixture of experts with the packaged policy's tokenizer."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    from spaniel.config import PolicyConfig
+    from spaniel.policy.load import load_policy_model
+
+    _, tokenizer = load_policy_model(PolicyConfig(model="random-tiny"), seed=0)
+    config = Qwen3MoeConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        moe_intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_experts=8,
+        num_experts_per_tok=2,
+        max_position_embeddings=4096,
+    )
+    Qwen3MoeForCausalLM(config).save_pretrained(where)
+    tokenizer.save_pretrained(where)
 
 
 def test_other_settings_on_a_finished_stage_are_refused_with_the_difference(trained):

@@ -2,13 +2,17 @@
 test_vllm_server.py."""
 
 import asyncio
+import base64
+import io
 import json
 import threading
 import time
 import zipfile
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -102,7 +106,7 @@ def policy(fakes, tmp_path):
     made.close()
 
 
-def make(urls, folder, **settings):
+def make(urls, folder, *, note_routes=False, **settings):
     cfg = VllmConfig(urls=tuple(urls), **{"max_restarts": 0, **settings})
     return VllmPolicy(
         "model",
@@ -111,6 +115,7 @@ def make(urls, folder, **settings):
         decode=lambda ids: " ".join(map(str, ids)),
         stop_ids=[STOP],
         directory=folder,
+        note_routes=note_routes,
     )
 
 
@@ -142,6 +147,32 @@ def test_ids_and_logprobs_come_back_as_they_were_sampled(policy, fakes):
     assert body["sampling_params"]["stop_token_ids"] == [STOP]
 
 
+def sent(array):
+    with io.BytesIO() as buffer:
+        np.save(buffer, array)
+        return base64.b64encode(buffer.getvalue()).decode()
+
+
+def test_experts_come_back_from_the_first_token_that_is_not_known(fakes, tmp_path):
+    policy = make([fakes[0].url], tmp_path, note_routes=True)
+    # Of prompt tokens 1 and 2, and of two that were sampled; two layers, two experts each.
+    experts = np.arange(16, dtype=np.uint8).reshape(4, 2, 2)
+    answer = Fake.completion([5, 6, STOP])
+    answer["choices"][0]["routed_experts"] = sent(experts)
+    fakes[0].answer = lambda body: answer
+    asked = replace(request(), num_routed=1)
+    made = asyncio.run(policy.complete(asked))
+    assert made.routes == tuple(bytes(range(4 * n, 4 * n + 4)) for n in range(4))
+    (body,) = fakes[0].generated()
+    assert body["sampling_params"]["routed_experts_prompt_start"] == 1
+    with pytest.raises(PolicyError, match=r"experts \(4, 2, 2\) for 5 tokens"):
+        asyncio.run(policy.complete(request()))
+    del answer["choices"][0]["routed_experts"]
+    with pytest.raises(PolicyError, match="--enable-return-routed-experts"):
+        asyncio.run(policy.complete(asked))
+    policy.close()
+
+
 def test_greedy_logprobs_are_those_of_a_point(policy):
     assert asyncio.run(policy.complete(request(temperature=0.0))).logprobs == (0.0,) * 3
 
@@ -165,7 +196,7 @@ def test_an_episode_stays_where_its_prefix_is_and_episodes_spread(policy, fakes)
     assert not seen[0] & seen[1]
     assert len(seen[0]) == len(seen[1]) == 2
     asyncio.run(policy.end_episode("a"))
-    assert "a" not in policy._routes
+    assert "a" not in policy._homes
 
 
 def test_each_version_has_a_salt_of_its_own(policy, fakes, tmp_path):

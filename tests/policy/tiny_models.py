@@ -10,7 +10,7 @@ VOCAB = 97
 
 
 def tiny(kind: str, **changes: Any) -> Any:
-    """A random causal LM: ``llama``, ``qwen2``, ``qwen3`` or ``lfm2``."""
+    """A random causal LM of one of ``KINDS``, or of ``MIXTURES``."""
     settings: dict[str, Any] = {
         "vocab_size": VOCAB,
         "hidden_size": 32,
@@ -26,13 +26,24 @@ def tiny(kind: str, **changes: Any) -> Any:
     }
     if kind == "lfm2":
         settings |= {"layer_types": ["conv", "full_attention"]}
-    if kind == "qwen3":
+    if kind in ("qwen3", "qwen3_moe"):
         settings |= {"head_dim": 8}
+    if kind in MIXTURES:
+        name = "num_local_experts" if kind == "mixtral" else "num_experts"
+        settings |= {name: 8, "num_experts_per_tok": 2}
+    if kind in ("qwen3_moe", "lfm2_moe"):
+        settings |= {"moe_intermediate_size": 24}
+    if kind == "lfm2_moe":
+        settings |= {"layer_types": ["conv", "full_attention"], "num_dense_layers": 0}
     config, model = {
         "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
         "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
         "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
         "lfm2": (transformers.Lfm2Config, transformers.Lfm2ForCausalLM),
+        "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
+        "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
+        "olmoe": (transformers.OlmoeConfig, transformers.OlmoeForCausalLM),
+        "lfm2_moe": (transformers.Lfm2MoeConfig, transformers.Lfm2MoeForCausalLM),
     }[kind]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
@@ -40,6 +51,7 @@ def tiny(kind: str, **changes: Any) -> Any:
 
 
 KINDS = ("llama", "qwen2", "qwen3", "lfm2")
+MIXTURES = ("mixtral", "qwen3_moe", "olmoe", "lfm2_moe")
 
 
 def some_ids(count: int, seed: int) -> tuple[int, ...]:

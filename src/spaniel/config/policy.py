@@ -65,6 +65,11 @@ class PolicyConfig(StageConfig):
     """None trains all weights."""
     vllm: VllmConfig | None = None
     """Set: sample from vLLM servers instead of in this process."""
+    freeze_routers: bool = True
+    """Keep the routers of a mixture-of-experts as they are; a dense model has none."""
+    replay_routing: bool = True
+    """Send each token to the experts that it went to in sampling when a mixture-of-experts is
+    trained."""
     enable_thinking: bool = False
     """Let a thinking model think; refused where its template would drop what it thought."""
     max_live_episodes: int = Field(128, ge=1)

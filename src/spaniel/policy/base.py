@@ -30,6 +30,8 @@ class Request:
     messages: tuple[Message, ...]
     """The same conversation as text, for policies that take no token ids."""
     sampling: Sampling
+    num_routed: int = 0
+    """Tokens of the prompt whose experts are known from earlier completions."""
 
 
 class Policy(Protocol):

@@ -192,6 +192,7 @@ class SlotCache:
         self._keys: dict[int, Tensor] = {}
         self._values: dict[int, Tensor] = {}
         self._states: dict[int, Tensor] = {}
+        self._routes: Tensor | None = None
 
     @property
     def attention_layers(self) -> set[int]:
@@ -207,7 +208,8 @@ class SlotCache:
     def num_bytes(self) -> int:
         """Memory held."""
         stores = (*self._keys.values(), *self._values.values(), *self._states.values())
-        return sum(store.nbytes for store in stores)
+        routes = 0 if self._routes is None else self._routes.nbytes
+        return sum(store.nbytes for store in stores) + routes
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Asked by models only when they get no position ids; ours always do."""
@@ -297,6 +299,25 @@ class SlotCache:
         states[layout.slots_R] = source[after]
         return out if bias is None else out.add_(bias)
 
+    def note_routes(self, choices_TB: Tensor) -> None:
+        """Keep the experts that the tokens of the pass went through (``routing.py``)."""
+        layout = self._layout()
+        store = _fit(
+            self._routes,
+            choices_TB[None, None],
+            layout.num_slots,
+            layout.capacity,
+            self.max_slots,
+        )
+        store[layout.slots_T, 0, layout.positions_T] = choices_TB
+        self._routes = store
+
+    def routes(self, slot: int, start: int, end: int) -> tuple[bytes, ...]:
+        """Those of a slot's tokens from ``start`` to ``end``; empty when none were noted."""
+        if self._routes is None:
+            return ()
+        return tuple(row.tobytes() for row in self._routes[slot, 0, start:end].cpu().numpy())
+
     def copy(self, source: int, targets: Sequence[int], length: int) -> None:
         """Give slots the first ``length`` positions, and the convolution states, of another."""
         for stores in (self._keys, self._values):
@@ -308,6 +329,11 @@ class SlotCache:
         for states in self._states.values():
             for target in targets:
                 states[target] = states[source]
+        if (routes := self._routes) is not None:
+            routes = _fit(routes, routes, max(targets) + 1, length, self.max_slots)
+            for target in targets:
+                routes[target, :, :length] = routes[source, :, :length]
+            self._routes = routes
 
     def _layout(self) -> Layout:
         assert self.layout is not None, "a forward pass sets the layout first"

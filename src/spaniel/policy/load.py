@@ -48,6 +48,8 @@ def load_policy_model(cfg: PolicyConfig, *, seed: int, tokenizer: Any = None) ->
         ArtifactError: the files of the packaged model are not there.
     """
     torch = import_torch()
+    from spaniel.routing import freeze_routers
+
     if cfg.threads is not None:
         torch.set_num_threads(cfg.threads)
     device = _device(cfg.device)
@@ -60,6 +62,8 @@ def load_policy_model(cfg: PolicyConfig, *, seed: int, tokenizer: Any = None) ->
         tokenizer = tokenizer if tokenizer is not None else _tokenizer(cfg, source)
         model = _pretrained(source, dtype)
     model = model.to(device)
+    if cfg.freeze_routers:
+        freeze_routers(model)
     if cfg.lora is not None:
         model = add_lora(model, cfg.lora, seed=seed)
     return model.eval(), tokenizer

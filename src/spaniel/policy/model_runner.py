@@ -7,7 +7,7 @@ module is given back as it was: mode, attention implementation and methods.
 
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from spaniel.errors import ConfigError
 from spaniel.lending import ADVICE, Lender
 from spaniel.policy.kv_cache import Chunk, Layout, SlotCache
+from spaniel.routing import Routers
 
 _WHO = "the sampling engine"
 
@@ -23,13 +24,17 @@ _WHO = "the sampling engine"
 class ModelRunner:
     """Runs a causal LM over chunks of slots.
 
+    Args:
+        note_routes: keep the experts that tokens go through, where the model has any.
+
     Raises:
         ConfigError: the model has layers whose memory the cache cannot hold; names them.
     """
 
-    def __init__(self, model: Any, *, max_slots: int) -> None:
+    def __init__(self, model: Any, *, max_slots: int, note_routes: bool = False) -> None:
         self._lender = Lender(model, _WHO)
         self.model: Any = self._lender.model
+        self._routers = Routers(self.model) if note_routes else None
         self._cache_argument = _cache_argument(self.model)
         self.cache = SlotCache(max_slots)
         embedding = self.model.get_input_embeddings().weight
@@ -66,7 +71,7 @@ class ModelRunner:
         cache = cache or self.cache
         layout = cache.layout = Layout(chunks, self.device, self.dtype)
         ids = torch.tensor([i for chunk in chunks for i in chunk.token_ids], device=self.device)
-        with self._lent():
+        with self._lent(), self._noted() as routes:
             output = self.model(
                 input_ids=ids[None],
                 position_ids=layout.positions_T[None],
@@ -75,8 +80,13 @@ class ModelRunner:
                 lent=cache,
                 **{self._cache_argument: cache},
             )
+        for choices_TB in routes:
+            cache.note_routes(choices_TB)
         logits: Tensor = output.logits[0]
         return logits.float()
+
+    def _noted(self) -> AbstractContextManager[list[Tensor]]:
+        return nullcontext([]) if self._routers is None else self._routers.noted()
 
     @contextmanager
     def _lent(self) -> Iterator[None]:

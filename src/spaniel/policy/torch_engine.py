@@ -54,6 +54,7 @@ class TorchEngine:
             episode loses its slot to a waiting one, and is prefilled anew later.
         max_pass_tokens: of one forward pass; bounds the memory of its activations.
         version: weight updates behind the model's weights.
+        note_routes: tell with each completion which experts its tokens went through.
 
     Raises:
         ConfigError: the model has layers that the cache cannot hold.
@@ -68,9 +69,10 @@ class TorchEngine:
         max_live_episodes: int = 128,
         max_pass_tokens: int = MAX_PASS_TOKENS,
         version: int = 0,
+        note_routes: bool = False,
     ) -> None:
         self._model = model
-        self._runner = ModelRunner(model, max_slots=max_live_episodes)
+        self._runner = ModelRunner(model, max_slots=max_live_episodes, note_routes=note_routes)
         self._schedule = Schedule(
             max_live_episodes,
             max_pass_tokens=max_pass_tokens,
@@ -297,6 +299,9 @@ class TorchEngine:
             policy_version=self._version,
             finish_reason=reason,
             text=self._decode(written),
+            routes=self._runner.cache.routes(
+                job.slot.index, job.request.num_routed, len(job.slot.token_ids)
+            ),
         )
         self._schedule.remove(job)
         if not job.future.done():

@@ -118,6 +118,7 @@ def trajectory_samples(
                     token_ids=trajectory.token_ids[start:end],
                     weights=tuple(weight if m else 0.0 for m in mask),
                     sampler_logprobs=trajectory.sampler_logprobs[start:end],
+                    routes=trajectory.routes[start:end],
                     advantage=advantage,
                 )
             )

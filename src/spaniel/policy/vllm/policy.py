@@ -11,6 +11,8 @@ weights of now, as often as ``policy.vllm.max_restarts`` allows.
 
 import asyncio
 import atexit
+import base64
+import io
 import math
 import threading
 import uuid
@@ -21,12 +23,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 
 from spaniel.config import PolicyConfig, VllmConfig
 from spaniel.errors import ConfigError, PolicyError
 from spaniel.policy.base import Request
 from spaniel.policy.vllm.server import SERVED_NAME, VllmServer, is_healthy
 from spaniel.progress import say
+from spaniel.routing import packed_choices
 from spaniel.types import Completion, FinishReason
 
 ADAPTER_FILE = "adapter_model.safetensors"
@@ -40,6 +44,7 @@ class VllmPolicy:
         decode: ids to text, for ``Completion.text``.
         stop_ids: tokens that end a turn.
         directory: for the servers' logs.
+        note_routes: tell with each completion which experts its tokens went through.
 
     Raises:
         ConfigError: there is no vLLM to start, or a server given by URL does not answer.
@@ -55,8 +60,10 @@ class VllmPolicy:
         decode: Callable[[Sequence[int]], str],
         stop_ids: Sequence[int],
         directory: Path,
+        note_routes: bool = False,
     ) -> None:
         self.cfg = cfg
+        self._note_routes = note_routes
         self._decode, self._stop_ids = decode, tuple(stop_ids)
         self._version = 0
         self._weights: Path | None = None
@@ -67,7 +74,8 @@ class VllmPolicy:
         self._http = httpx.Client(timeout=httpx.Timeout(cfg.request_s, connect=10))
         self._threads = ThreadPoolExecutor(policy.max_live_episodes + 4, "vllm")
         self._recovering = threading.RLock()
-        self._routes: dict[str, str] = {}
+        self._homes: dict[str, str] = {}
+        """Of each episode, the server that holds its prefix."""
         self._num_under_way = 0
         self._loaded: asyncio.Event | None = None
         """Set while weights are being loaded: what new completions wait for."""
@@ -78,7 +86,14 @@ class VllmPolicy:
                     raise ConfigError(f"policy.vllm.urls: {url}/health does not answer")
         else:
             self._servers = [
-                VllmServer(model, policy, cfg, log=directory / f"vllm-{n}.log", number=n)
+                VllmServer(
+                    model,
+                    policy,
+                    cfg,
+                    log=directory / f"vllm-{n}.log",
+                    number=n,
+                    note_routes=note_routes,
+                )
                 for n in range(cfg.servers)
             ]
             self._urls = [server.url for server in self._servers]
@@ -102,10 +117,10 @@ class VllmPolicy:
         """
         while self._loaded is not None:
             await self._loaded.wait()
-        url = self._route(request.episode_id)
+        url = self._home(request.episode_id)
         version, name = self._version, self._name
         request_id = uuid.uuid4().hex
-        body = {
+        body: dict[str, Any] = {
             "request_id": request_id,
             "model": name,
             "token_ids": list(request.token_ids),
@@ -121,6 +136,8 @@ class VllmPolicy:
                 "detokenize": False,
             },
         }
+        if self._note_routes:
+            body["sampling_params"]["routed_experts_prompt_start"] = request.num_routed
         loop = asyncio.get_running_loop()
         self._num_under_way += 1
         try:
@@ -157,20 +174,35 @@ class VllmPolicy:
             policy_version=version,
             finish_reason=reason,
             text=self._decode(ids[:-1] if ended else ids),
+            routes=self._routes(choice, request),
         )
+
+    def _routes(self, choice: dict[str, Any], request: Request) -> tuple[bytes, ...]:
+        if not self._note_routes:
+            return ()
+        if choice.get("routed_experts") is None:
+            raise PolicyError(
+                "vLLM told no experts: start it with --enable-return-routed-experts, or set "
+                "policy.replay_routing to false"
+            )
+        array = np.load(io.BytesIO(base64.b64decode(choice["routed_experts"])), allow_pickle=False)
+        expected = len(request.token_ids) + len(choice["token_ids"]) - 1 - request.num_routed
+        if array.ndim != 3 or len(array) != expected:
+            raise PolicyError(f"vLLM told experts {array.shape} for {expected} tokens")
+        return tuple(packed_choices(array))
 
     async def end_episode(self, episode_id: str) -> None:
         """Forget which server holds the episode's prefix."""
-        self._routes.pop(episode_id, None)
+        self._homes.pop(episode_id, None)
 
-    def _route(self, episode_id: str) -> str:
+    def _home(self, episode_id: str) -> str:
         """The server of an episode, for its prefix lies there; a new one goes where least are."""
-        if episode_id not in self._routes:
+        if episode_id not in self._homes:
             load = dict.fromkeys(self._urls, 0)
-            for url in self._routes.values():
+            for url in self._homes.values():
                 load[url] += 1
-            self._routes[episode_id] = min(load, key=lambda url: load[url])
-        return self._routes[episode_id]
+            self._homes[episode_id] = min(load, key=lambda url: load[url])
+        return self._homes[episode_id]
 
     # -- weights -----------------------------------------------------------------------------
 

@@ -29,15 +29,24 @@ class VllmServer:
         model: folder or Hugging Face id of the weights to start with.
         log: file for what it prints.
         number: of the server; with several GPUs each takes the one of its number.
+        note_routes: have it tell which experts tokens go through.
 
     Raises:
         ConfigError: there is no environment with vLLM.
     """
 
     def __init__(
-        self, model: str, policy: PolicyConfig, cfg: VllmConfig, *, log: Path, number: int
+        self,
+        model: str,
+        policy: PolicyConfig,
+        cfg: VllmConfig,
+        *,
+        log: Path,
+        number: int,
+        note_routes: bool = False,
     ) -> None:
         self.policy, self.cfg, self.log, self.number = policy, cfg, log, number
+        self.note_routes = note_routes
         self.environment = cfg.environment or DEFAULT_ENVIRONMENT
         if installed(self.environment) is None:
             raise ConfigError(
@@ -47,6 +56,8 @@ class VllmServer:
         self.port = _free_port() if cfg.port is None else cfg.port + number
         self.url = f"http://127.0.0.1:{self.port}"
         self.command = serve_command(self.environment, model, self.port, policy, cfg)
+        if note_routes:
+            self.command.append("--enable-return-routed-experts")
         self.num_starts = 0
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -117,6 +128,8 @@ class VllmServer:
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
             "VLLM_NO_USAGE_STATS": "1",
         }
+        if self.note_routes:
+            variables["VLLM_USE_V2_MODEL_RUNNER"] = "1"  # the one that can tell experts
         if self.cfg.cpu_cache_gb is not None:
             variables["VLLM_CPU_KVCACHE_SPACE"] = str(self.cfg.cpu_cache_gb)
         if self.cfg.servers > 1 and "CUDA_VISIBLE_DEVICES" not in os.environ:
