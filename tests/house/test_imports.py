@@ -12,7 +12,7 @@ LAYERS = [
     {"store", "cache"},
     {"corpus", "llm"},
     {"index"},
-    {"env", "chat_template", "lending"},
+    {"env", "chat_template", "lending", "routing"},
     {"renderer"},
     {"policy", "rewards", "optimizer", "packing", "value_head"},
     {"microbatch"},

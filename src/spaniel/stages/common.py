@@ -1,0 +1,29 @@
+"""What the stages that train have in common."""
+
+from typing import TYPE_CHECKING, Any
+
+from spaniel.config import OptimizerConfig
+from spaniel.run import Run
+from spaniel.workbench import Workbench
+
+if TYPE_CHECKING:
+    from spaniel.learner import Learner
+
+
+def open_learner(
+    bench: Workbench, cfg: OptimizerConfig, *, total_steps: int, **critic: Any
+) -> "Learner":
+    """The learner of a stage: of this process alone, or of all ranks that torchrun started."""
+    from spaniel.learner import Learner
+    from spaniel.ranks import LeadLearner, started_by_torchrun
+
+    if started_by_torchrun():
+        return LeadLearner(
+            bench.model, cfg, total_steps=total_steps, copy=bench.second_model, **critic
+        )
+    return Learner(bench.model, cfg, total_steps=total_steps, **critic)
+
+
+def starting_stage(run: Run) -> str | None:
+    """The stage whose weights RL starts from; None for the recipe's own model."""
+    return "sft" if run.recipe.sft is not None else None
