@@ -47,7 +47,7 @@ class Checkpoints:
         self.directory, self.keep = directory, keep
         self.settings = hash_of(settings)
         if force and not resume:
-            self.clear()
+            drop_checkpoints(directory)
         found = self._found()
         if found and not resume:
             raise ArtifactError(
@@ -75,13 +75,15 @@ class Checkpoints:
         for old in self._found()[: -self.keep]:
             shutil.rmtree(old)
 
-    def clear(self) -> None:
-        """Drop all: the stage is finished and its policy published."""
-        shutil.rmtree(self.directory, ignore_errors=True)
-
     def _found(self) -> list[Path]:
         complete = (p.parent for p in self.directory.glob("step-*/manifest.json"))
         return sorted(complete, key=_step_of)
+
+
+def drop_checkpoints(directory: Path) -> None:
+    """Drop all of a training that starts again, or is finished and recorded as that: before the
+    record, a kill would make it start from nothing."""
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _step_of(directory: Path) -> int:

@@ -61,6 +61,7 @@ class Run:
         settings: dict[str, Any],
         needs: Sequence[str],
         make: Callable[[], dict[str, Any]],
+        when_done: Callable[[], None] = lambda: None,
     ) -> dict[str, Any]:
         """Make a stage unless it is done and current; returns its outputs.
 
@@ -68,6 +69,8 @@ class Run:
             settings: everything in the recipe that its outputs depend on.
             needs: stages whose outputs it reads.
             make: does the work and returns plain outputs, the same for the same inputs.
+            when_done: called after a stage that was made is recorded as done; drops what only an
+                interrupted one needs.
 
         Raises:
             ArtifactError: it was made with other inputs (and ``force`` is off), or a stage it
@@ -103,6 +106,7 @@ class Run:
                 "commit": commit(),
             },
         )
+        when_done()
         return outputs
 
     def amend(self, name: str, outputs: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -14,6 +15,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.e2e.accounting import (
+    num_dropped,
+    numbers_of,
+    rows_of,
+    trained_by_step,
+    what_survives,
+)
 from tests.endpoint_server import Server, answer
 
 from spaniel.config import load_recipe
@@ -95,6 +103,23 @@ def spaniel(folder: Path, *arguments: str, check: bool = True) -> subprocess.Com
     return done
 
 
+def start(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=folder,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def wait_for_rows(process: subprocess.Popen[bytes], log: Path, count: int) -> None:
+    deadline = time.monotonic() + 120
+    while not log.exists() or log.read_bytes().count(b"\n") < count:
+        assert process.poll() is None, "the training ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A run up to pre-flight."""
@@ -158,18 +183,8 @@ def test_training_logs_every_step_and_keeps_trajectories(trained):
 def test_a_run_killed_at_any_moment_resumes_to_the_same_weights(folder, trained, tmp_path):
     copy = tmp_path / "run"
     shutil.copytree(folder, copy)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "spaniel", "rl", "recipe.toml"],
-        cwd=copy,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    log = copy / "runs/e2e/rl/metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while not log.exists() or log.read_bytes().count(b"\n") < 3:
-        assert process.poll() is None, "the training ended before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    process = start(copy, "-m", "spaniel", "rl", "recipe.toml")
+    wait_for_rows(process, copy / "runs/e2e/rl/metrics.jsonl", 3)
     process.send_signal(signal.SIGKILL)
     process.wait()
 
@@ -193,6 +208,73 @@ def test_the_same_run_can_sample_ahead_of_its_updates(folder, tmp_path):
     assert all(row["tokens/oldest"] <= 2 for row in rows)
     assert any(row["tokens/oldest"] > 0 for row in rows)
     assert all(row["groups/ready"] + row["groups/under_way"] <= 9 for row in rows)
+
+
+AHEAD = (
+    *("rl", "recipe.toml", "--rl.steps", "9", "--rl.checkpoint_every", "2"),
+    *("--rl.window", "2", "--rl.start_groups", "1", "--rl.dynamic_sampling", "true"),
+    *("--rl.group_size", "3", "--rl.optimizer.learning_rate", "1e-4"),
+)
+DIES_BEFORE_ITS_RECORD = """
+import os, signal
+import spaniel.learner
+from spaniel.cli import main
+spaniel.learner.weights_fingerprint = lambda model: os.kill(os.getpid(), signal.SIGKILL)
+main()
+"""
+
+
+def kill_at_a_random_moment(folder: Path, *arguments: str, after_rows: int) -> None:
+    """Let a process log some steps of its own, and within the time of a step kill it."""
+    log = folder / "runs/e2e/rl/metrics.jsonl"
+    count = after_rows + (log.read_bytes().count(b"\n") if log.exists() else 0)
+    process = start(folder, "-m", "spaniel", *AHEAD, *arguments)
+    wait_for_rows(process, log, count)
+    last = rows_of(log.parent)[-1]
+    time.sleep(random.random() * (last["time/rollout_s"] + last["time/update_s"]))
+    assert process.poll() is None, "the training ended before it could be killed"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+def test_a_run_that_samples_ahead_and_is_killed_three_times_loses_and_repeats_no_group(
+    folder, tmp_path
+):
+    copy = tmp_path / "run"
+    shutil.copytree(folder, copy)
+    rl = copy / "runs/e2e/rl"
+    kill_at_a_random_moment(copy, after_rows=3)
+    cuts = [what_survives(rl)]
+    kill_at_a_random_moment(copy, "--resume", after_rows=2)
+    cuts.append(what_survives(rl))
+    with_its_policy_published = start(copy, "-c", DIES_BEFORE_ITS_RECORD, *AHEAD, "--resume")
+    assert with_its_policy_published.wait() == -signal.SIGKILL
+    cuts.append(what_survives(rl))
+    done = spaniel(copy, *AHEAD, "--resume")
+    assert "resumed after step 8" in done.stderr
+    assert not (rl / "checkpoints").exists()
+
+    rows, trained = rows_of(rl), trained_by_step(rl, 9)
+    numbers = numbers_of(trained)
+    assert [row["step"] for row in rows] == list(range(1, 10))
+    assert len(numbers) == len(set(numbers))
+    for cut in cuts:
+        assert rows[: cut.step] == cut.rows
+        assert {step: trained[step] for step in cut.trained} == cut.trained
+        assert cut.dropped.isdisjoint(numbers)
+    # What was under way at a checkpoint is sent off, and counted, by the next process again.
+    again = sum(rows[step - 1]["groups/under_way"] for step in {cut.step for cut in cuts})
+    held = rows[-1]["groups/ready"] + rows[-1]["groups/under_way"]
+    sent_off = sum(row["groups/sent_off"] for row in rows) - again
+    assert sent_off == len(numbers) + num_dropped(rows) + held
+
+    assert all(row["tokens/oldest"] <= 2 for row in rows)
+    assert any(row["tokens/oldest"] > 0 for row in rows)
+    # A token from a later version would be one of a history that is no more.
+    versions = {
+        step: {v for t in kept for v in t.policy_versions} for step, kept in trained.items()
+    }
+    assert all(max(seen) < step for step, seen in versions.items())
 
 
 def test_a_mixture_of_experts_trains_on_the_experts_of_sampling(folder, tmp_path, monkeypatch):

@@ -156,6 +156,8 @@ class Scheduler:
         self._changed.set()
         if (error := task.exception()) is not None:
             self._error = self._error or error
+            # The run ends, yet a checkpoint may come first: it must not lose the group.
+            self._again.append((dispatch.number, dispatch.question))
             return
         group = task.result()
         self._last_settled = self._now()
@@ -278,11 +280,13 @@ class Scheduler:
     def updated(self, version: int) -> dict[str, float]:
         """The batch has been used and the sampler has the weights of ``version``: its slots are
         free. Returns what happened since the last update, by metric."""
-        metrics = self._metrics()
-        self.version, self._num_taken, self._counts = version, 0, _Counts()
+        self.version = version
         young = deque(ready for ready in self._ready if self._is_young(ready[1]))
+        # Counted now: a checkpoint that follows holds no counts.
         self._counts.groups["too_old"] += len(self._ready) - len(young)
         self._ready = young
+        metrics = self._metrics()
+        self._num_taken, self._counts = 0, _Counts()
         self._send_off()
         return metrics
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from spaniel.checkpoints import Checkpoints, MetricsLog
+from spaniel.checkpoints import Checkpoints, MetricsLog, drop_checkpoints
 from spaniel.config import BaseConfig, Recipe
 from spaniel.errors import ArtifactError
 from spaniel.policy.load import import_torch
@@ -85,10 +85,15 @@ def make_base(run: Run, *, resume: bool = False) -> dict[str, Any]:
         )
         log.close()
         save_policy(model, tokenizer, run.path("base", "policy"), {"stage": "base"})
-        checkpoints.clear()
         return {"steps": learner.num_steps, "weights": weights_fingerprint(model)}
 
-    return run.stage("base", settings=settings, needs=("base-demonstrations",), make=make)
+    return run.stage(
+        "base",
+        settings=settings,
+        needs=("base-demonstrations",),
+        make=make,
+        when_done=lambda: drop_checkpoints(run.path("base", "checkpoints")),
+    )
 
 
 def _base(recipe: Recipe) -> BaseConfig:

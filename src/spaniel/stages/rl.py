@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from spaniel.checkpoints import Checkpoints, MetricsLog
+from spaniel.checkpoints import Checkpoints, MetricsLog, drop_checkpoints
 from spaniel.errors import DataError
 from spaniel.policy.load import import_torch
 from spaniel.progress import say
@@ -140,10 +140,15 @@ def make_rl(run: Run, *, resume: bool = False) -> dict[str, Any]:
         asyncio.run(run_training())
         log.close()
         save_policy(bench.model, bench.tokenizer, run.path("rl", "policy"), {"stage": "rl"})
-        checkpoints.clear()
         return {"steps": cfg.steps, "weights": weights_fingerprint(bench.model)}
 
-    return run.stage("rl", settings=settings, needs=("preflight",), make=make)
+    return run.stage(
+        "rl",
+        settings=settings,
+        needs=("preflight",),
+        make=make,
+        when_done=lambda: drop_checkpoints(run.path("rl", "checkpoints")),
+    )
 
 
 def _rl_line(step: int, steps: int, metrics: dict[str, float]) -> str:

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from spaniel.checkpoints import Checkpoints, MetricsLog
+from spaniel.checkpoints import Checkpoints, MetricsLog, drop_checkpoints
 from spaniel.config import Recipe, SFTConfig
 from spaniel.corpus.prepare import load_corpus
 from spaniel.errors import ArtifactError
@@ -79,10 +79,15 @@ def make_sft(run: Run, *, resume: bool = False) -> dict[str, Any]:
         )
         log.close()
         save_policy(bench.model, bench.tokenizer, run.path("sft", "policy"), {"stage": "sft"})
-        checkpoints.clear()
         return {"steps": total, "weights": weights_fingerprint(bench.model)}
 
-    return run.stage("sft", settings=settings, needs=("demonstrations",), make=make)
+    return run.stage(
+        "sft",
+        settings=settings,
+        needs=("demonstrations",),
+        make=make,
+        when_done=lambda: drop_checkpoints(run.path("sft", "checkpoints")),
+    )
 
 
 def _sft(recipe: Recipe) -> SFTConfig:
