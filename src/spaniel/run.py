@@ -117,6 +117,10 @@ class Run:
         outputs["hash"] = hash_of([record["inputs"], outputs])
         write_json(self._record(name), {**record, "outputs": outputs, "commit": commit()})
 
+    def forget(self, name: str) -> None:
+        """Call a finished stage not done: its files are about to be made anew."""
+        self._record(name).unlink(missing_ok=True)
+
     def is_done(self, name: str) -> bool:
         """Whether a stage has been made, current or not."""
         return self._record(name).exists()

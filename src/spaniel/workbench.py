@@ -247,24 +247,31 @@ class Workbench:
         from spaniel.policy.load import TINY_FOLDER
 
         try:
-            from spaniel.policy.vllm.policy import VllmPolicy
+            from spaniel.policy.vllm.policy import VllmPolicy, starts_on_cpu
         except ImportError:
             raise ConfigError("policy.vllm needs httpx: pip install 'spaniel[vllm]'") from None
+
+        from spaniel.policy.vllm.weights import save_for_vllm
+        from spaniel.routing import Routers
 
         policy, env = self.recipe.policy, self.recipe.env
         if cfg.max_model_tokens is None:
             # The budget may be full before a turn that the server still has to take.
             cfg = cfg.model_copy(update={"max_model_tokens": env.max_tokens + 1})
-        from spaniel.routing import Routers
-
         note_routes = policy.replay_routing and len(Routers(self.model)) > 0
         if note_routes and not cfg.urls and next(self.model.parameters()).device.type == "cpu":
             raise ConfigError(
                 "policy.replay_routing must be false: vLLM on a CPU does not tell which experts "
                 "tokens went through; sample in this process, without policy.vllm, to replay them"
             )
+        source = str(TINY_FOLDER) if policy.model == "spaniel-tiny" else policy.model
+        if starts_on_cpu(cfg) and policy.lora is None:
+            # All weights will be replaced: from a folder of the same kind.
+            source = str(self.run.path("vllm", "model"))
+            save_for_vllm(self.model, Path(source), on_cpu=True)
+            self.tokenizer.save_pretrained(source)
         return VllmPolicy(
-            str(TINY_FOLDER) if policy.model == "spaniel-tiny" else policy.model,
+            source,
             policy,
             cfg,
             decode=self.renderer.decode,
@@ -289,7 +296,7 @@ class Workbench:
     def sampler_weights(self) -> Any:
         """What ``policy.load`` takes: a folder for vLLM, nothing when the module is shared."""
         if self.recipe.policy.vllm is not None:
-            return self._exported_weights()
+            return self._exported_weights(self.recipe.policy.vllm)
         if self.sampler_model is self.model:
             return None
         from spaniel.policy.weights import copyable_weights, merged_weights
@@ -298,15 +305,18 @@ class Workbench:
         merged = lora is not None and lora.merge
         return merged_weights(self.model) if merged else copyable_weights(self.model)
 
-    def _exported_weights(self) -> Path:
-        """The model's weights as transformers or PEFT save them, in a folder of their own; the last
-        two are kept, since requests under way may still use the one before."""
+    def _exported_weights(self, cfg: VllmConfig) -> Path:
+        """The model's weights in a folder of their own; the last two are kept, since requests under
+        way may still use the one before."""
+        from spaniel.policy.vllm.policy import starts_on_cpu
+        from spaniel.policy.vllm.weights import save_for_vllm
+
         folder = self.run.path("vllm", "weights")
         numbers = sorted(int(old.name) for old in folder.glob("[0-9]*"))
         for number in numbers[:-1]:
             shutil.rmtree(folder / str(number))
         target = folder / str(numbers[-1] + 1 if numbers else 0)
-        self.model.save_pretrained(target)
+        save_for_vllm(self.model, target, on_cpu=starts_on_cpu(cfg))
         return target
 
     def second_model(self) -> Any:

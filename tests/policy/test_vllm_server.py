@@ -15,6 +15,7 @@ from spaniel.config import LoraConfig, PolicyConfig, VllmConfig
 from spaniel.errors import PolicyError
 from spaniel.microbatch import microbatches, sample_predictions
 from spaniel.policy.base import Request, Sampling
+from spaniel.policy.vllm.weights import save_for_vllm
 from spaniel.types import FinishReason, TrainingSample
 
 ENVIRONMENT = os.environ.get("SPANIEL_VLLM", "")
@@ -72,9 +73,18 @@ def start(weights, tokenizer, folder, *, lora=None, **settings):
 
 
 @pytest.fixture(scope="module")
-def whole(weights, tokenizer, tmp_path_factory):
+def untied(weights, tokenizer, tmp_path_factory):
+    """The weights as a CPU server takes them when all are trained."""
+    folder = tmp_path_factory.mktemp("untied")
+    save_for_vllm(load(weights), folder, on_cpu=True)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(untied, tokenizer, tmp_path_factory):
     """A server whose weights are all trained."""
-    policy = start(weights, tokenizer, tmp_path_factory.mktemp("whole"), max_restarts=1)
+    policy = start(untied, tokenizer, tmp_path_factory.mktemp("whole"), max_restarts=1)
     yield policy
     policy.close()
 
@@ -104,9 +114,9 @@ def trainer_logprobs(model, ids, first, temperature=1.0):
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.6, 1.0)])
 def test_ids_go_in_and_ids_come_out_with_the_trainers_logprobs(
-    whole, weights, tokenizer, temperature, top_p
+    whole, untied, weights, tokenizer, temperature, top_p
 ):
-    asyncio.run(whole.load(0, weights))
+    asyncio.run(whole.load(0, untied))
     prompt = tokenizer.encode(TEXT)
     made = asyncio.run(whole.complete(request(prompt, temperature=temperature, top_p=top_p)))
     assert len(made.token_ids) == len(made.logprobs)
@@ -115,41 +125,44 @@ def test_ids_go_in_and_ids_come_out_with_the_trainers_logprobs(
     assert torch.tensor(made.logprobs) == pytest.approx(expected, abs=TOLERANCE)
 
 
-def test_the_same_seed_draws_the_same_ids_and_another_does_not(whole, weights, tokenizer):
-    asyncio.run(whole.load(0, weights))
-    prompt = tokenizer.encode(TEXT)
-    one, two, other = (
-        asyncio.run(whole.complete(request(prompt, seed=seed))).token_ids for seed in (1, 1, 2)
-    )
-    assert one == two != other
+def test_prompts_that_are_fed_in_pieces_are_sampled_from(whole, untied, tokenizer):
+    """Together they are longer than one pass of the server."""
+    asyncio.run(whole.load(0, untied))
+    prompts = [tokenizer.encode(f"{n} {TEXT * 40}") for n in range(8)]
+
+    async def all_at_once():
+        requests = [request(p, episode=f"e{n}", max_tokens=4) for n, p in enumerate(prompts)]
+        return await asyncio.gather(*(whole.complete(one) for one in requests))
+
+    assert [len(made.token_ids) for made in asyncio.run(all_at_once())] == [4] * 8
 
 
-def test_the_probe_is_the_trainers_view(whole, weights, tokenizer):
-    asyncio.run(whole.load(0, weights))
+def test_the_probe_is_the_trainers_view(whole, untied, weights, tokenizer):
+    asyncio.run(whole.load(0, untied))
     ids = tokenizer.encode(TEXT)
     expected = trainer_logprobs(load(weights), ids, 1)
     assert torch.tensor(whole.probe(ids)) == pytest.approx(expected, abs=TOLERANCE)
 
 
 def test_whole_weights_are_replaced_and_old_caches_are_not_used(
-    whole, weights, tokenizer, tmp_path
+    whole, untied, weights, tokenizer, tmp_path
 ):
-    asyncio.run(whole.load(0, weights))
+    asyncio.run(whole.load(0, untied))
     prompt = tokenizer.encode(TEXT * 4)
     greedy = request(prompt, temperature=0.0)
     asyncio.run(whole.complete(greedy))  # its prefix is cached now
     model = load(weights)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "mlp.down_proj" in name:
+            if "mlp.down_proj" in name or "embed_tokens" in name:
                 parameter.mul_(0.7)
-    model.save_pretrained(tmp_path / "changed")
+    save_for_vllm(model, tmp_path / "changed", on_cpu=True)
     asyncio.run(whole.load(1, tmp_path / "changed"))
     made = asyncio.run(whole.complete(request(prompt, temperature=1.0)))
     assert made.policy_version == 1
     expected = trainer_logprobs(model, [*prompt, *made.token_ids], len(prompt))
     assert torch.tensor(made.logprobs) == pytest.approx(expected, abs=TOLERANCE)
-    asyncio.run(whole.load(2, weights))
+    asyncio.run(whole.load(2, untied))
 
 
 def test_a_changed_adapter_changes_the_next_token(adapted, weights, tokenizer, tmp_path):
@@ -181,8 +194,8 @@ def running(policy):
     return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
-def test_an_abandoned_request_is_aborted(whole, weights, tokenizer):
-    asyncio.run(whole.load(0, weights))
+def test_an_abandoned_request_is_aborted(whole, untied, tokenizer):
+    asyncio.run(whole.load(0, untied))
 
     async def abandon():
         prompt = tokenizer.encode(TEXT)
@@ -212,7 +225,7 @@ def test_a_killed_server_is_started_anew_with_the_weights_of_now(
         for name, parameter in model.named_parameters():
             if "mlp.down_proj" in name:
                 parameter.mul_(0.8)
-    model.save_pretrained(tmp_path / "changed")
+    save_for_vllm(model, tmp_path / "changed", on_cpu=True)
     asyncio.run(whole.load(7, tmp_path / "changed"))
     os.killpg(whole._servers[0].pid, signal.SIGKILL)
     prompt = tokenizer.encode(TEXT)

@@ -1,5 +1,6 @@
 """The model that searches, by name: device, precision, adapters."""
 
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ def tiny_config(vocab_size: int) -> Any:
     of width 128, about 1.7 M parameters with a vocabulary of 4,096."""
     from transformers import Lfm2Config
 
-    return Lfm2Config(
+    config: Any = Lfm2Config(
         vocab_size=vocab_size,
         hidden_size=128,
         # Lfm2 would shrink and round the size of the feed-forward block without this.
@@ -93,6 +94,8 @@ def tiny_config(vocab_size: int) -> Any:
         bos_token_id=None,
         eos_token_id=None,
     )
+    config.conv_dim = config.block_dim = config.hidden_size  # what vLLM's LFM2 looks for
+    return config
 
 
 def random_tiny(vocab_size: int, *, seed: int) -> Any:
@@ -145,11 +148,13 @@ def import_torch() -> Any:
     """The ``torch`` module. Raises ``ConfigError`` with the extra to install."""
     try:
         import torch
-        import transformers  # noqa: F401
+        import transformers
     except ImportError as error:
         raise ConfigError(
             f"this needs {error.name or 'torch'}: pip install 'spaniel[train]'"
         ) from None
+    if not sys.stderr.isatty():
+        transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     return torch
 
 

