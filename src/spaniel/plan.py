@@ -123,7 +123,7 @@ def model_size(policy: PolicyConfig) -> ModelSize:
     if config.exists():
         return _from_config(json.loads(config.read_text(encoding="utf-8")), str(config))
     if policy.model in ("spaniel-tiny", "random-tiny"):
-        return ModelSize(parameters=1.7e6, layers=6, kv_width=64, width=128, source="built in")
+        return ModelSize(parameters=2.1e6, layers=8, kv_width=64, width=128, source="built in")
     found = re.search(r"(\d+(?:\.\d+)?)\s*([bBmM])(?![a-z])", policy.model.split("/")[-1])
     billions = 4.0
     if found:

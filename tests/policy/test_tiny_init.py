@@ -35,7 +35,7 @@ def test_copying_is_learnt_in_a_few_steps():
     model = random_tiny(VOCAB, seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4)
     before = copy_loss(model)
-    for step in range(60):
+    for step in range(100):
         ids = torch.tensor([repeated(100 + 4 * step + i) for i in range(4)])
         logits = model(ids[:, :-1], use_cache=False).logits[:, 29:]
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 30:].flatten())

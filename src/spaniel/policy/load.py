@@ -21,7 +21,7 @@ TINY_KNOWS = {
     "remind": True,
 }
 """``[env]`` settings that ``spaniel-tiny`` was trained with. A language model adapts to others;
-one of 1.7 M parameters knows no others."""
+one of 2 M parameters knows no others."""
 
 
 def unfamiliar_settings(policy: PolicyConfig, env: EnvConfig) -> list[str]:
@@ -71,8 +71,8 @@ def load_policy_model(cfg: PolicyConfig, *, seed: int, tokenizer: Any = None) ->
 
 
 def tiny_config(vocab_size: int) -> Any:
-    """The small default architecture: short convolutions and attention alternating, 6 layers
-    of width 128, about 1.7 M parameters with a vocabulary of 4,096."""
+    """The small default architecture: short convolutions and attention alternating, 8 layers
+    of width 128, about 2.1 M parameters with a vocabulary of 4,096."""
     from transformers import Lfm2Config
 
     config: Any = Lfm2Config(
@@ -81,8 +81,8 @@ def tiny_config(vocab_size: int) -> Any:
         # Lfm2 would shrink and round the size of the feed-forward block without this.
         block_auto_adjust_ff_dim=False,
         intermediate_size=352,
-        num_hidden_layers=6,
-        layer_types=["conv", "full_attention"] * 3,
+        num_hidden_layers=8,
+        layer_types=["conv", "full_attention"] * 4,
         # Wide heads and slow rotations: a name has to be found again hundreds of tokens later.
         num_attention_heads=2,
         num_key_value_heads=2,
