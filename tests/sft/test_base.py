@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 from spaniel.config import BaseConfig, OptimizerConfig, load_recipe
 from spaniel.learner import Learner, weights_fingerprint
@@ -109,12 +110,13 @@ def clock(monkeypatch):
     monkeypatch.setattr(base, "time", fake)
 
 
-def test_copying_then_drills_then_tight_walks_then_whole_ones(clock):
+def test_copying_then_drills_then_all_then_mostly_whole_walks(clock):
     cfg = BaseConfig(
         copy_steps=3,
         drill_frac=0.2,
-        tight_frac=0.5,
-        mixed_frac=0.8,
+        mixed_frac=0.7,
+        mixed_shares=(0.2, 0.5, 0.3),
+        final_shares=(0.0, 0.2, 0.8),
         minutes=3,
         tokens_per_step=64,
     )
@@ -123,12 +125,16 @@ def test_copying_then_drills_then_tight_walks_then_whole_ones(clock):
     train_base(learner, [drill, tight, walk], cfg, vocab_size=512, seed=0, on_step=lambda *a: None)
     seen = learner.steps[3:]
     assert all(min(lengths) > 9 for _, lengths, _ in learner.steps[:3])
-    ends = {"drills": (0, 0.2), "tight": (0.2, 0.5), "mixed": (0.5, 0.8), "whole": (0.8, 1)}
+    ends = {"drills": (0, 0.2), "mixed": (0.2, 0.7), "final": (0.7, 1)}
     lengths = {
         name: {n for done, ls, _ in seen if low <= done < high for n in ls}
         for name, (low, high) in ends.items()
     }
-    assert lengths == {"drills": {7}, "tight": {6, 7}, "mixed": {6, 7, 9}, "whole": {9}}
+    assert lengths == {"drills": {7}, "mixed": {6, 7, 9}, "final": {6, 9}}
+    mixed = [n for done, ls, _ in seen if 0.2 <= done < 0.7 for n in ls]
+    for length, share in ((7, 0.2), (6, 0.5), (9, 0.3)):
+        of_tokens = length * mixed.count(length) / sum(mixed)
+        assert of_tokens == pytest.approx(share, abs=0.05)
     assert all(sum(ls) >= 64 for _, ls, _ in seen)
     assert all((weight > 0) == (done < 0.2) for done, _, weight in seen)  # context of drills
 
@@ -189,3 +195,24 @@ def test_the_stages_make_a_policy_that_transformers_loads(tmp_path, monkeypatch)
     assert len(tokenizer) == model.config.vocab_size <= 1024
     own = walks[0].token_ids[walks[0].own].tolist()
     assert tokenizer.decode(own).startswith('search("')
+
+
+def test_a_base_can_go_on_from_another(tmp_path, monkeypatch):
+    from transformers import AutoTokenizer
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    first = Run(load_recipe(tmp_path / "recipe.toml"))
+    make_base_demonstrations(first)
+    make_base(first)
+    start = first.path("base", "policy")
+    settings = {"run_dir": "more", "base.start": str(start), "base.first_seed": "200000"}
+    settings |= {"base.copy_steps": "0", "base.minutes": "0.0000001", "base.vocab_size": "512"}
+    more = Run(load_recipe(tmp_path / "recipe.toml", settings))
+    make_base_demonstrations(more)
+    assert make_base(more)["steps"] <= 1
+    old, new = (AutoTokenizer.from_pretrained(p) for p in (start, more.path("base", "policy")))
+    assert old.get_vocab() == new.get_vocab()
+    weights = [load_file(r.path("base", "policy", "model.safetensors")) for r in (first, more)]
+    moved = max(float((weights[0][k] - weights[1][k]).abs().max()) for k in weights[0])
+    assert moved < 2 * 1e-3 * 3  # a step at the most, of AdamW at its learning rate

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, model_validator
 
 from spaniel.config.stage import EndpointConfig, StageConfig
 
@@ -108,6 +108,8 @@ class BaseConfig(StageConfig):
     """Whether it thinks a question anew before each search, with what is known filled in."""
     min_reward: float = Field(0.7, ge=0)
     """Demonstrations with a lower nDCG are dropped."""
+    start: Path | None = None
+    """Folder of a policy to go on from, with its tokenizer; random weights by default."""
     vocab_size: int = Field(4096, ge=512, le=65536)
     """Of the byte-level BPE tokenizer, trained on these worlds and ``extra_texts``."""
     extra_texts: tuple[Path, ...] = ()
@@ -120,11 +122,12 @@ class BaseConfig(StageConfig):
     """Questions of each world for tight walks: every search shows the right page in full."""
     drill_frac: float = Field(0.25, ge=0, le=1)
     """After the copying, until this share of the time: drills only."""
-    tight_frac: float = Field(0.5, ge=0, le=1)
-    """Until this share of the time: tight walks, and a third of drills."""
     mixed_frac: float = Field(0.85, ge=0, le=1)
-    """Until this share of the time: two tight walks and two demonstrations for each drill, so that
-    reading is not forgotten; demonstrations after it."""
+    """Until this share of the time: ``mixed_shares``; then ``final_shares``."""
+    mixed_shares: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] = (0.4, 0.35, 0.25)
+    """Of the tokens: drills, tight walks, whole demonstrations. What is left out is forgotten."""
+    final_shares: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] = (0.1, 0.2, 0.7)
+    """The same for the end."""
     minutes: float = Field(60.0, gt=0)
     """Wall-clock budget of the training; the schedule is laid out over it."""
     tokens_per_step: int = Field(8000, ge=64)

@@ -1,6 +1,6 @@
 """Train the small default policy from random weights (``spaniel sft base``).
 
-    worlds -> tokenizer -> demonstrations -> [copying] -> [drills] -> [tight walks] -> [walks]
+    worlds -> tokenizer -> demonstrations -> [copying] -> [drills] -> [all of it] -> [mostly walks]
 
 The order is what makes so small a model learn at all: sequences that repeat teach it to copy,
 drills to find on a page the name that a question asks for, tight walks to take the steps of a
@@ -42,7 +42,12 @@ def world_seeds(cfg: BaseConfig) -> range:
 
 
 def base_tokenizer(recipe: Recipe, cfg: BaseConfig) -> Any:
-    """Trained on pages, questions and prompts of the first worlds, and on ``extra_texts``."""
+    """Of the policy to go on from; else trained on pages, questions and prompts of the first
+    worlds, and on ``extra_texts``."""
+    if cfg.start is not None:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(cfg.start)
     return train_tokenizer(_tokenizer_texts(recipe, cfg), cfg.vocab_size)
 
 
@@ -160,11 +165,11 @@ def train_base(
     tight = [d for d in demonstrations if d.hops == TIGHT]
     walks = [d for d in demonstrations if d.hops > 0]
     phases = [
-        (cfg.drill_frac, [drills]),
-        (cfg.tight_frac, [tight, tight, drills]),
-        (cfg.mixed_frac, [drills, tight, tight, walks, walks]),
-        (1.0, [walks]),
+        (cfg.drill_frac, (1.0, 0.0, 0.0)),
+        (cfg.mixed_frac, cfg.mixed_shares),
+        (1.0, cfg.final_shares),
     ]
+    pools = [_Pool(d) for d in (drills, tight, walks)]
     started = time.perf_counter() - seconds
     budget = cfg.minutes * 60
     while (spent := time.perf_counter() - started) < budget:
@@ -174,22 +179,37 @@ def train_base(
         if learner.num_steps < cfg.copy_steps:
             samples = copy_samples(max(1, cfg.tokens_per_step // 512), vocab_size, rng)
         else:
-            pools = next(pools for until, pools in phases if done < until)
-            pools = [pool for pool in pools if pool] or [walks]
+            shares = next(shares for until, shares in phases if done < until)
+            drawn = _draw(pools, shares, cfg.tokens_per_step, rng)
             # During the drills the prose teaches to copy, too; later it would only be paid for.
             weight = cfg.observation_loss_weight if done < cfg.drill_frac else 0.0
-            samples = demonstration_samples(_draw(pools, cfg.tokens_per_step, rng), weight)
+            samples = demonstration_samples(drawn, weight)
         metrics = learner.step(samples, cross_entropy)
         on_step(learner.num_steps, {**metrics, "progress": done}, time.perf_counter() - started)
 
 
+class _Pool:
+    """Demonstrations of one kind."""
+
+    def __init__(self, demonstrations: Sequence[Demonstration]) -> None:
+        self.demonstrations = demonstrations
+        lengths = [len(d.token_ids) for d in demonstrations]
+        self.mean_tokens = sum(lengths) / max(1, len(lengths))
+
+
 def _draw(
-    pools: Sequence[Sequence[Demonstration]], num_tokens: int, rng: random.Random
+    pools: Sequence[_Pool], shares: Sequence[float], num_tokens: int, rng: random.Random
 ) -> list[Demonstration]:
-    """Some of each pool, the pools in equal number, until they hold ``num_tokens``."""
-    chosen = [rng.choice(rng.choice(pools))]
+    """Demonstrations of ``num_tokens``, on average these shares of them from each pool that is
+    not empty; whole walks when all that have a share are."""
+    held = [(pool, share) for pool, share in zip(pools, shares, strict=True) if pool.mean_tokens]
+    if not any(share for _, share in held):
+        held = [(pools[-1], 1.0)]
+    odds = [share / pool.mean_tokens for pool, share in held]
+    chosen: list[Demonstration] = []
     while sum(len(d.token_ids) for d in chosen) < num_tokens:
-        chosen.append(rng.choice(rng.choice(pools)))
+        ((pool, _),) = rng.choices(held, odds)
+        chosen.append(rng.choice(pool.demonstrations))
     return chosen
 
 

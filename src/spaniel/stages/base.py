@@ -3,7 +3,7 @@
 from typing import Any
 
 from spaniel.checkpoints import MetricsLog, drop_checkpoints
-from spaniel.config import BaseConfig, Recipe
+from spaniel.config import BaseConfig, PolicyConfig, Recipe
 from spaniel.errors import ArtifactError
 from spaniel.policy.load import import_torch
 from spaniel.progress import say
@@ -35,7 +35,7 @@ def make_base_demonstrations(run: Run) -> dict[str, Any]:
         return outputs
 
     made_from = {"num_worlds", "first_seed", "pages", "questions", "noise", "min_reward"}
-    made_from |= {"vocab_size", "extra_texts", "drill_questions", "tight_questions"}
+    made_from |= {"vocab_size", "extra_texts", "drill_questions", "tight_questions", "start"}
     settings = _base_settings(run.recipe, made_from)
     return run.stage("base-demonstrations", settings=settings, needs=(), make=make)
 
@@ -47,7 +47,7 @@ def make_base(run: Run, *, resume: bool = False) -> dict[str, Any]:
 
     from spaniel.learner import Learner, weights_fingerprint
     from spaniel.policy.export import save_policy
-    from spaniel.policy.load import random_tiny
+    from spaniel.policy.load import load_policy_model, random_tiny
     from spaniel.sft.base import train_base
     from spaniel.sft.ledgers import load_demonstrations
 
@@ -57,7 +57,12 @@ def make_base(run: Run, *, resume: bool = False) -> dict[str, Any]:
     def make() -> dict[str, Any]:
         data = run.path("base", "data")
         tokenizer = AutoTokenizer.from_pretrained(data / "tokenizer")
-        model = random_tiny(len(tokenizer), seed=seed_of(run.recipe.seed, "model"))
+        seed = seed_of(run.recipe.seed, "model")
+        if cfg.start is None:
+            model = random_tiny(len(tokenizer), seed=seed)
+        else:
+            own = PolicyConfig(model=str(cfg.start))
+            model, _ = load_policy_model(own, seed=seed, tokenizer=tokenizer)
         learner = Learner(model, cfg.optimizer, total_steps=None)
         checkpoints = open_checkpoints(run, "base", settings, resume=resume)
         state = checkpoints.restore(learner)
