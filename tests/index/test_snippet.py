@@ -157,6 +157,8 @@ def test_an_excerpt_is_a_substring_within_the_budget_that_splits_no_grapheme(tex
 
 @settings(max_examples=300, deadline=None)
 @given(pieces.map("".join), queries, st.integers(1, 12))
+@example("zebrae\u0301St. zebra", "zebra", 1)
+@example("e\u0301zebra. zebra", "zebra", 1)
 def test_an_excerpt_holds_a_query_word_if_the_text_does(text, query, budget):
     parsed = parse_query(query)
     terms = analyzer.keyword_terms(" ".join(parsed.keywords + parsed.phrases))

@@ -29,7 +29,10 @@ _CHARS_PER_WORD = 12
 """Text looked at before and behind the finds, per word of the excerpt."""
 
 _BETWEEN = re.compile(rf"[\s{NO_SPACE}]")
-_TOKEN = re.compile(rf"[{NO_SPACE}]|[^\W_{NO_SPACE}]+")
+_MARKS = "\u0300-\u036f"
+"""Accents behind their letter, which the analyzer joins to it."""
+_TOKEN = re.compile(rf"[{NO_SPACE}]|[^\W_{NO_SPACE}](?:[^\W_{NO_SPACE}]|[{_MARKS}])*")
+_IN_WORD = re.compile(rf"[^\W_]|[{_MARKS}]")
 _UNSPACED = re.compile(f"[{NO_SPACE}]")
 _SENTENCE_BREAK = re.compile(
     r"[.!?…][\"'”’»)\]]*\s+(?=\S)|[。！？][\"”」』）]*|\n\s*\n\s*"  # noqa: RUF001
@@ -183,7 +186,7 @@ class _Finder:
         while place >= 0 and found < _MAX_FINDS:
             token = _TOKEN.match(folded, place)
             end = token.end() if token else place + 1
-            if token and not (place and folded[place - 1].isalnum()):
+            if token and not (place and _IN_WORD.match(folded, place - 1)):
                 for term in self._terms_of_word(token[0]):
                     if term in self._words:
                         yield _Find(place, end, self._words[term])
