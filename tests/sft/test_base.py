@@ -17,6 +17,7 @@ from spaniel.run import Run
 from spaniel.sft import base
 from spaniel.sft.base import copy_samples, demonstration_samples, train_base
 from spaniel.sft.ledgers import (
+    CHAIN,
     DRILL,
     TIGHT,
     Demonstration,
@@ -45,6 +46,7 @@ copy_steps = 2
 minutes = 0.02
 tokens_per_step = 600
 drill_questions = 40
+chain_questions = 60
 tight_questions = 20
 """
 
@@ -115,14 +117,15 @@ def test_copying_then_drills_then_all_then_mostly_whole_walks(clock):
         copy_steps=3,
         drill_frac=0.2,
         mixed_frac=0.7,
-        mixed_shares=(0.2, 0.5, 0.3),
-        final_shares=(0.0, 0.2, 0.8),
+        mixed_shares=(0.2, 0.1, 0.4, 0.3),
+        final_shares=(0.0, 0.0, 0.2, 0.8),
         minutes=3,
         tokens_per_step=64,
     )
     learner = Recorder()
-    drill, tight, walk = demonstration(DRILL, 7), demonstration(TIGHT, 6), demonstration(5, 9)
-    train_base(learner, [drill, tight, walk], cfg, vocab_size=512, seed=0, on_step=lambda *a: None)
+    kinds = ((DRILL, 7), (CHAIN, 8), (TIGHT, 6), (5, 9))
+    made = [demonstration(*kind) for kind in kinds]
+    train_base(learner, made, cfg, vocab_size=512, seed=0, on_step=lambda *a: None)
     seen = learner.steps[3:]
     assert all(min(lengths) > 9 for _, lengths, _ in learner.steps[:3])
     ends = {"drills": (0, 0.2), "mixed": (0.2, 0.7), "final": (0.7, 1)}
@@ -130,9 +133,9 @@ def test_copying_then_drills_then_all_then_mostly_whole_walks(clock):
         name: {n for done, ls, _ in seen if low <= done < high for n in ls}
         for name, (low, high) in ends.items()
     }
-    assert lengths == {"drills": {7}, "mixed": {6, 7, 9}, "final": {6, 9}}
+    assert lengths == {"drills": {7}, "mixed": {6, 7, 8, 9}, "final": {6, 9}}
     mixed = [n for done, ls, _ in seen if 0.2 <= done < 0.7 for n in ls]
-    for length, share in ((7, 0.2), (6, 0.5), (9, 0.3)):
+    for length, share in ((7, 0.2), (8, 0.1), (6, 0.4), (9, 0.3)):
         of_tokens = length * mixed.count(length) / sum(mixed)
         assert of_tokens == pytest.approx(share, abs=0.05)
     assert all(sum(ls) >= 64 for _, ls, _ in seen)
@@ -187,7 +190,7 @@ def test_the_stages_make_a_policy_that_transformers_loads(tmp_path, monkeypatch)
     made = make_base_demonstrations(run)
     assert made["demonstrations"] >= 8
     walks = load_demonstrations(run.path("base", "data", "demonstrations.npz"))
-    assert {d.hops for d in walks} > {DRILL, TIGHT, 1}
+    assert {d.hops for d in walks} > {DRILL, CHAIN, TIGHT, 1}
     trained = make_base(run)
     assert trained["steps"] >= 1
     tokenizer = AutoTokenizer.from_pretrained(run.path("base", "policy"))

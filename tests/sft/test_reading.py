@@ -7,8 +7,8 @@ from spaniel.config import EnvConfig
 from spaniel.env.dialects import split_thinking
 from spaniel.env.episode import Environment
 from spaniel.renderer import ByteRenderer
-from spaniel.sft.ledgers import TIGHT
-from spaniel.sft.reading import reading_drills, tight_walks
+from spaniel.sft.ledgers import CHAIN, TIGHT
+from spaniel.sft.reading import CHAIN_PAGES, chain_drills, reading_drills, tight_walks
 from spaniel.world import generate_world
 
 RENDERER = ByteRenderer()
@@ -75,3 +75,37 @@ def test_a_tight_walk_types_visible_names_and_reports_every_page_it_was_shown(th
         assert all(f"\nQuestion: {question.text}" in page for page in shown)
         assert titles == {world.document(docid).title for docid in targets}
         assert calls[-1].count('"') == 2 * len(targets)
+
+
+def test_a_chain_drill_walks_questions_over_pages_that_are_all_shown_before():
+    world = generate_world(200, 3)
+    drills = list(chain_drills(world, 300, RENDERER, ENVIRONMENT, seed=2))
+    by_text = {q.text: q for q in world.questions(300, seed=2, min_hops=2, max_hops=4)}
+    walked = []
+    for drill in drills:
+        assert drill.hops == CHAIN
+        first, *rest = texts(drill)
+        pages, question = first.split("Results:\n")[1].rsplit("\nQuestion: ", 1)
+        heads = [page.split("\n")[0] for page in pages.split("\n\n")]
+        assert len(heads) == len(set(heads)) <= CHAIN_PAGES
+        asked, found = by_text[question.split("<")[0].rstrip()], []
+        walked.append(asked.qid)
+        for call, shown in zip(rest[::2], [*rest[1::2], ""], strict=True):
+            if call.startswith("search("):
+                name = call.removeprefix('search("').split('")')[0]
+                assert name in asked.text or name in pages
+                head = shown.split("Results:\n")[1].split("\n")[0]
+                assert head in heads
+                assert f"\nQuestion: {asked.text}" in shown
+                found.append(head)
+            else:
+                ids = [head.split("[")[1].rstrip("]") for head in found]
+                assert call.startswith("report([" + ", ".join(f'"{i}"' for i in ids) + "])")
+                titles = [head.split(" [")[0] for head in found]
+                assert sorted(titles) == sorted(world.document(d).title for d in asked.targets)
+                if shown:
+                    text = shown.split("Question: ")[1].split("<")[0].rstrip()
+                    asked, found = by_text[text], []
+                    walked.append(asked.qid)
+    assert len(walked) == len(set(walked)) > 250  # each once; a few steps have no visible name
+    assert len(walked) / len(drills) > 1.5

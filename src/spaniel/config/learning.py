@@ -91,6 +91,9 @@ class SFTConfig(StageConfig):
     demonstrations: DemonstrationConfig = DemonstrationConfig()
 
 
+Shares = tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat, NonNegativeFloat]
+
+
 class BaseConfig(StageConfig):
     """Train the small default policy from random weights, on worlds nobody else uses."""
 
@@ -118,15 +121,19 @@ class BaseConfig(StageConfig):
     """First steps: random sequences that repeat, which teach to copy."""
     drill_questions: int = Field(3000, ge=0)
     """One-hop questions of each world for reading drills: a page, and a few questions on it."""
+    chain_questions: int = Field(8000, ge=0)
+    """Questions of two to four hops of each world for chain drills: a few pages, and all those
+    questions that live on them."""
     tight_questions: int = Field(900, ge=0)
     """Questions of each world for tight walks: every search shows the right page in full."""
     drill_frac: float = Field(0.25, ge=0, le=1)
     """After the copying, until this share of the time: drills only."""
     mixed_frac: float = Field(0.85, ge=0, le=1)
     """Until this share of the time: ``mixed_shares``; then ``final_shares``."""
-    mixed_shares: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] = (0.4, 0.35, 0.25)
-    """Of the tokens: drills, tight walks, whole demonstrations. What is left out is forgotten."""
-    final_shares: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] = (0.1, 0.2, 0.7)
+    mixed_shares: Shares = (0.2, 0.35, 0.2, 0.25)
+    """Of the tokens: drills, chain drills, tight walks, whole demonstrations. What is left out is
+    forgotten."""
+    final_shares: Shares = (0.05, 0.2, 0.15, 0.6)
     """The same for the end."""
     minutes: float = Field(60.0, gt=0)
     """Wall-clock budget of the training; the schedule is laid out over it."""

@@ -3,8 +3,8 @@
     worlds -> tokenizer -> demonstrations -> [copying] -> [drills] -> [all of it] -> [mostly walks]
 
 The order is what makes so small a model learn at all: sequences that repeat teach it to copy,
-drills to find on a page the name that a question asks for, tight walks to take the steps of a
-question in turn, whole walks to live with hits, ids and detours.
+drills to find on a page the name that a question asks for, chain drills and tight walks to take
+the steps of a question in turn, whole walks to live with hits, ids and detours.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ from spaniel.progress import track
 from spaniel.renderer import ChatRenderer, Renderer
 from spaniel.rollout import Runner, seed_of
 from spaniel.sft.demonstrate import LabelTeacher
-from spaniel.sft.ledgers import DRILL, TIGHT, Demonstration
-from spaniel.sft.reading import reading_drills, tight_walks
+from spaniel.sft.ledgers import CHAIN, DRILL, TIGHT, Demonstration
+from spaniel.sft.reading import chain_drills, reading_drills, tight_walks
 from spaniel.sft.tokenizer import train_tokenizer
 from spaniel.sft.train import cross_entropy
 from spaniel.store import iter_lines
@@ -118,6 +118,8 @@ def _lessons(
 ) -> Iterator[Demonstration]:
     if cfg.drill_questions:
         yield from reading_drills(world, cfg.drill_questions, renderer, environment, seed=seed)
+    if cfg.chain_questions:
+        yield from chain_drills(world, cfg.chain_questions, renderer, environment, seed=seed + 2)
     if cfg.tight_questions:
         # Other questions than the walks': nothing is learnt twice.
         questions = world.questions(cfg.tight_questions, seed=seed + 1, min_hops=2, max_hops=5)
@@ -161,15 +163,14 @@ def train_base(
         on_step: gets (step from 1, metrics, seconds of training so far).
         seconds: seconds that earlier, interrupted training took.
     """
-    drills = [d for d in demonstrations if d.hops == DRILL]
-    tight = [d for d in demonstrations if d.hops == TIGHT]
+    kinds = [[d for d in demonstrations if d.hops == kind] for kind in (DRILL, CHAIN, TIGHT)]
     walks = [d for d in demonstrations if d.hops > 0]
     phases = [
-        (cfg.drill_frac, (1.0, 0.0, 0.0)),
+        (cfg.drill_frac, (1.0, 0.0, 0.0, 0.0)),
         (cfg.mixed_frac, cfg.mixed_shares),
         (1.0, cfg.final_shares),
     ]
-    pools = [_Pool(d) for d in (drills, tight, walks)]
+    pools = [_Pool(d) for d in (*kinds, walks)]
     started = time.perf_counter() - seconds
     budget = cfg.minutes * 60
     while (spent := time.perf_counter() - started) < budget:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-DRILL, TIGHT = 0, -1
+DRILL, TIGHT, CHAIN = 0, -1, -2
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Demonstration:
     own: NDArray[np.bool_]
     """True at the teacher's tokens."""
     hops: int
-    """Of the question; ``DRILL`` and ``TIGHT`` for lessons of ``reading.py``."""
+    """Of the question; ``DRILL``, ``CHAIN`` and ``TIGHT`` for lessons of ``reading.py``."""
 
 
 def save_demonstrations(path: Path, demonstrations: Sequence[Demonstration]) -> None:

@@ -35,7 +35,14 @@ def make_base_demonstrations(run: Run) -> dict[str, Any]:
         return outputs
 
     made_from = {"num_worlds", "first_seed", "pages", "questions", "noise", "min_reward"}
-    made_from |= {"vocab_size", "extra_texts", "drill_questions", "tight_questions", "start"}
+    made_from |= {
+        "vocab_size",
+        "extra_texts",
+        "drill_questions",
+        "chain_questions",
+        "tight_questions",
+        "start",
+    }
     settings = _base_settings(run.recipe, made_from)
     return run.stage("base-demonstrations", settings=settings, needs=(), make=make)
 
