@@ -11,6 +11,8 @@ from spaniel.config import PriceConfig
 from spaniel.eval.bill import QueryUse, StageUse, make_bill
 from spaniel.eval.charts import averaged, moving_mean, nice_ticks
 from spaniel.eval.examples import Example, choose_examples
+from spaniel.eval.formats import NONE
+from spaniel.eval.funnel import Funnel
 from spaniel.eval.markup import Markup, clean, el, facts
 from spaniel.eval.report import Curve, Panel, ReportData, points_of, render_report, write_report
 from spaniel.eval.results import EvalProtocol, build_results
@@ -75,6 +77,7 @@ def results(text="x"):
                 searches=1,
                 completion_tokens=9,
                 stop_reason="reported" if name == "policy-rl" else "",
+                funnel=Funnel(shown=(2, 1), read=(2, i % 2)) if name == "policy-rl" else None,
             )
             for i in range(4)
         )
@@ -115,6 +118,15 @@ def page_data(text=HOSTILE):
         preflight={text: {"reasons": [text, {"zero": None}]}},
         notes=(text,),
     )
+
+
+def test_the_page_says_where_targets_are_lost():
+    page = render_report(page_data("x"))
+    section = page.split('id="funnel"')[1].split("</section>")[0]
+    assert "policy-rl" in section
+    assert "bm25" not in section
+    cells = [c.split("<")[0] for c in section.split("<td>")[1:]]
+    assert cells[-6:] == ["50%", "25%", NONE, NONE, NONE, NONE]
 
 
 class Page(HTMLParser):

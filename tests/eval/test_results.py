@@ -76,6 +76,7 @@ def test_a_row_holds_means_intervals_and_segments():
     assert {k: c["n"] for k, c in second["by_searched"].items()} == {"no": 1, "yes": 3}
     assert second["by_searched"]["no"]["ndcg"] == pytest.approx(0.8)
     assert (second["failed"], second["stops"]) == (3, {"reported": 4})
+    assert (first["funnel"], second["funnel"]) == ({}, {})
     assert first["made_by"] == {"k": 10}
     assert results["protocol"]["corpus_hash"] == "c0"
 

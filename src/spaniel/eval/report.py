@@ -86,6 +86,7 @@ def render_report(data: ReportData) -> str:
         ("results", "Results", _results(data)),
         ("hops", "By number of hops", _segments(data.results, "by_hops", "hops")),
         ("kinds", "By kind of question", _segments(data.results, "by_kind", "")),
+        ("funnel", "Where targets are lost", _funnel(data.results)),
         ("behaviour", "Behaviour", _behaviour(data.results)),
         ("training", "Training", _training(data)),
         ("examples", "Examples", [example_section(e) for e in data.examples]),
@@ -220,6 +221,29 @@ def _segments(results: Mapping[str, Any], key: str, unit: str) -> list[Markup]:
         name = f"{segment} {unit}".strip() if segment != "unknown" else segment
         panels.append(bar_panel(f"nDCG, {name} (n = {sizes[segment]})", bars))
     return [el("div", *panels, cls="panels")] if panels else []
+
+
+FUNNEL_LABELS = {
+    "shown": "Shown by a search",
+    "read": "Read",
+    "reported": "Reported",
+    "first_search": "First search shows one",
+    "choice": "Shown: it is read next",
+    "later_search": "One read: next search shows another",
+}
+
+
+def _funnel(results: Mapping[str, Any]) -> list[Markup]:
+    """Shares of all targets, then how often single steps go well."""
+    body = []
+    for row in results["rows"]:
+        if row["funnel"]:
+            rates = [row["funnel"][step]["rate"] for step in FUNNEL_LABELS]
+            body.append([row["system"], *[NONE if r is None else f"{r:.0%}" for r in rates]])
+    if not body:
+        return []
+    header = ["System", *FUNNEL_LABELS.values()]
+    return [table(header, body, caption="Of all targets, and of single steps")]
 
 
 def _behaviour(results: Mapping[str, Any]) -> list[Markup]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from spaniel.errors import DataError
+from spaniel.eval.funnel import funnel_rates
 from spaniel.eval.rows import QuestionRow, SystemResult, system_rank
 from spaniel.eval.statistics import bootstrap_interval, paired_test
 from spaniel.store import to_plain, write_json
@@ -190,6 +191,7 @@ def _row(
     row["stops"] = dict(
         sorted(Counter(r.stop_reason for r in result.rows if r.stop_reason).items())
     )
+    row["funnel"] = funnel_rates(r.funnel for r in result.rows if r.funnel is not None)
     return row | {
         "num_rollouts": len(result.rows),
         "failed": result.failed,

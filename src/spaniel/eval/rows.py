@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spaniel.errors import ConfigError, DataError
+from spaniel.eval.funnel import Funnel, funnel
 from spaniel.eval.metrics import score_list
 from spaniel.types import Group, Question, StopReason, Trajectory
 
@@ -49,6 +50,8 @@ class QuestionRow:
     """From question to list, waiting included."""
     reward: float | None = None
     stop_reason: str = ""
+    funnel: Funnel | None = None
+    """Of a single rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,4 +231,5 @@ def _rollouts_row(
         latency_s=max(t.wall_s for t in trajectories),
         reward=single.reward if single else None,
         stop_reason=single.stop_reason.value if single else "",
+        funnel=funnel(single, question.targets) if single else None,
     )
