@@ -212,7 +212,7 @@ def test_every_chart_has_a_name_and_a_spoken_summary(hostile):
 def test_parts_without_data_are_left_out():
     page = Page(render_report(ReportData(title="t", results=results())))
     ids = [value for _, name, value in page.attributes if name == "id"]
-    assert ids == ["results", "hops", "kinds", "behaviour", "protocol"]
+    assert ids == ["results", "hops", "kinds", "funnel", "behaviour", "protocol"]
 
 
 def test_a_report_of_no_system_is_still_a_page():
