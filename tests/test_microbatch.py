@@ -13,6 +13,7 @@ from spaniel.microbatch import (
     lent_for,
     microbatches,
     predict,
+    replayed,
     sample_predictions,
 )
 from spaniel.packing import MIN_SHARED
@@ -31,8 +32,9 @@ def loss_and_gradients(model, made, limit, packing):
     total = 0.0
     with lent_for(model, packing):
         for batch in microbatches(made, limit, CPU, packing):
-            loss, _ = nll(predict(model, batch), batch)
-            loss.backward()
+            with replayed(model, batch):
+                loss, _ = nll(predict(model, batch), batch)
+                loss.backward()
             total += loss.item()
     gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
     model.zero_grad()
