@@ -151,6 +151,17 @@ def test_hops_are_balanced_and_kinds_present():
     assert all(kinds[hops, kind] >= 8 for hops in (2, 3, 4, 5) for kind in KINDS)
 
 
+@pytest.mark.parametrize("kinds", [("chain",), ("intersection", "comparison")])
+def test_kinds_can_be_chosen(kinds):
+    questions = world_of(300, 2).questions(60, seed=1, min_hops=2, max_hops=3, kinds=kinds)
+    assert {q.kind for q in questions} == set(kinds)
+
+
+def test_a_kind_that_hops_do_not_allow_gives_no_question():
+    with pytest.raises(ConfigError, match="yielded 0 different questions of 1 to 1 hops"):
+        world_of(300, 2).questions(5, seed=1, min_hops=1, max_hops=1, kinds=("comparison",))
+
+
 def test_no_two_questions_rest_on_the_same_facts():
     questions = questions_of(1000, 1)
     facts = [

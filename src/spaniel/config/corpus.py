@@ -22,6 +22,11 @@ class WorldSource(StageConfig):
     """Fewest documents a question needs."""
     max_hops: int = Field(5, ge=1, le=5)
     """Most documents a question needs."""
+    kinds: tuple[Literal["chain", "intersection", "comparison"], ...] = Field(
+        ("chain", "intersection", "comparison"), min_length=1
+    )
+    """What questions are: one fact behind another; what two descriptions have in common; which of
+    two things is more."""
     test_frac: float = Field(0.3, gt=0, lt=1)
     """Share of the questions over the test side's pages: the sides share no target."""
 

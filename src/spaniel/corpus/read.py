@@ -89,6 +89,7 @@ def _read_world(source: WorldSource, reading: Reading) -> Found:
         min_hops=source.min_hops,
         max_hops=source.max_hops,
         test_frac=source.test_frac,
+        kinds=source.kinds,
     )
     return Found(documents=list(world.documents()), questions=questions, given_split=sides)
 

@@ -8,7 +8,7 @@ Everything is a function of the two numbers: the same world comes back on every 
 another seed is another world with other names.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from spaniel.errors import ConfigError
@@ -16,7 +16,7 @@ from spaniel.types import Document, Question
 from spaniel.world.entities import Entities, make_entities
 from spaniel.world.facts import Facts
 from spaniel.world.pages import write_page
-from spaniel.world.questions import make_questions
+from spaniel.world.questions import KIND_WEIGHTS, make_questions
 from spaniel.world.schema import load_schema
 from spaniel.world.wiring import make_facts
 
@@ -53,19 +53,35 @@ class World:
         return write_page(self.entities, self.facts, entity, self.seed, f"{self.name}.wiki")
 
     def questions(
-        self, num: int, *, seed: int, min_hops: int = 2, max_hops: int = 5
+        self,
+        num: int,
+        *,
+        seed: int,
+        min_hops: int = 2,
+        max_hops: int = 5,
+        kinds: Sequence[str] = tuple(KIND_WEIGHTS),
     ) -> list[Question]:
         """Questions with one answer each, evenly over the hop counts.
 
         ``hops`` is the number of targets: the pages that state the facts of
         ``metadata["decomposition"]``. No two questions have the same decomposition.
 
+        Args:
+            kinds: of ``chain``, ``intersection`` and ``comparison``; a comparison has two hops at
+                least.
+
         Raises:
             ConfigError: the hops are not within 1 to 5, or the world does not yield as many
                 different questions.
         """
         return make_questions(
-            self.entities, self.facts, self.seed, num, seed=seed, hops=(min_hops, max_hops)
+            self.entities,
+            self.facts,
+            self.seed,
+            num,
+            seed=seed,
+            hops=(min_hops, max_hops),
+            kinds=kinds,
         )
 
 

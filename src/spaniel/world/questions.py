@@ -5,6 +5,7 @@ but time.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -23,14 +24,21 @@ PATIENCE = 400
 
 
 def make_questions(
-    entities: Entities, facts: Facts, world_seed: int, num: int, *, seed: int, hops: tuple[int, int]
+    entities: Entities,
+    facts: Facts,
+    world_seed: int,
+    num: int,
+    *,
+    seed: int,
+    hops: tuple[int, int],
+    kinds: Sequence[str],
 ) -> list[Question]:
     """See ``World.questions``."""
     low, high = hops
     if not 1 <= low <= high <= 5:
         raise ConfigError(f"questions need 1 <= min_hops <= max_hops <= 5, got {low} and {high}")
     rng = Random(f"world/{world_seed}/{len(entities)}/questions/{seed}")
-    drawer = _Drawer(entities, facts, world_seed, rng)
+    drawer = _Drawer(entities, facts, world_seed, rng, kinds)
     open_hops = list(range(low, high + 1))
     questions: list[Question] = []
     while len(questions) < num and open_hops:
@@ -54,20 +62,29 @@ def make_questions(
 class _Drawer:
     """Draws one question after another, never two over the same facts."""
 
-    def __init__(self, entities: Entities, facts: Facts, world_seed: int, rng: Random) -> None:
-        self.entities, self.facts, self.rng = entities, facts, rng
+    def __init__(
+        self,
+        entities: Entities,
+        facts: Facts,
+        world_seed: int,
+        rng: Random,
+        kinds: Sequence[str],
+    ) -> None:
+        self.entities, self.facts, self.rng, self.kinds = entities, facts, rng, kinds
         self.builder = QueryBuilder(entities, facts, rng)
         self.wording = Wording(entities, facts, world_seed, rng)
         self.seen: set[frozenset[int]] = set()
 
     def draw(self, hops: int) -> Question | None:
         """A new question of so many hops; None when patience runs out."""
-        weights = dict(KIND_WEIGHTS)
+        weights = {kind: weight for kind, weight in KIND_WEIGHTS.items() if kind in self.kinds}
         if hops == 1:
-            del weights["comparison"]
+            weights.pop("comparison", None)
+        if not weights:
+            return None
         kind = self.rng.choices(list(weights), list(weights.values()))[0]
         for attempt in range(PATIENCE):
-            if attempt == PATIENCE // 2:
+            if attempt == PATIENCE // 2 and "chain" in weights:
                 kind = "chain"
             query = getattr(self.builder, kind)(hops)
             question = query and self._question(query, kind, hops)

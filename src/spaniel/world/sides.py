@@ -12,6 +12,7 @@ from dataclasses import replace
 from spaniel.errors import ConfigError
 from spaniel.types import Question
 from spaniel.world.generate import World
+from spaniel.world.questions import KIND_WEIGHTS
 
 TRAIN, TEST = "train", "test"
 TEST_PAGES = 0.42
@@ -21,7 +22,14 @@ MAX_POOL = 60_000
 
 
 def sided_questions(
-    world: World, num: int, *, seed: int, min_hops: int, max_hops: int, test_frac: float
+    world: World,
+    num: int,
+    *,
+    seed: int,
+    min_hops: int,
+    max_hops: int,
+    test_frac: float,
+    kinds: Sequence[str] = tuple(KIND_WEIGHTS),
 ) -> tuple[list[Question], dict[str, str]]:
     """``num`` questions, evenly over the hop counts, and the side of each.
 
@@ -34,7 +42,8 @@ def sided_questions(
         share = _share(num, hops - min_hops, max_hops - min_hops + 1)
         num_test = round(share * test_frac)
         for side, wanted in ((TEST, num_test), (TRAIN, share - num_test)):
-            for number, question in enumerate(_drawn(world, hops, side, wanted, seed)):
+            drawn = _drawn(world, hops, side, wanted, seed, kinds)
+            for number, question in enumerate(drawn):
                 named = replace(question, qid=f"{hops}hop-{side}-{number}")
                 questions.append(named)
                 sides[named.qid] = side
@@ -47,11 +56,13 @@ def side_of(docid: str, seed: int) -> str:
     return TEST if int.from_bytes(digest, "big") < TEST_PAGES * 2**32 else TRAIN
 
 
-def _drawn(world: World, hops: int, side: str, wanted: int, seed: int) -> Sequence[Question]:
+def _drawn(
+    world: World, hops: int, side: str, wanted: int, seed: int, kinds: Sequence[str]
+) -> Sequence[Question]:
     share = TEST_PAGES if side == TEST else 1 - TEST_PAGES
     pool = min(MAX_POOL, round(1.5 * wanted / share**hops) + 20)
     while True:
-        drawn = world.questions(pool, seed=seed, min_hops=hops, max_hops=hops)
+        drawn = world.questions(pool, seed=seed, min_hops=hops, max_hops=hops, kinds=kinds)
         kept = [q for q in drawn if all(side_of(d, seed) == side for d in q.targets)]
         if len(kept) >= wanted:
             return kept[:wanted]
