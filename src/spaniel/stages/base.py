@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from spaniel.checkpoints import MetricsLog, drop_checkpoints
+from spaniel.checkpoints import MetricsLog
 from spaniel.config import BaseConfig, PolicyConfig, Recipe
 from spaniel.errors import ArtifactError
 from spaniel.policy.load import import_torch
 from spaniel.progress import say
 from spaniel.rollout import seed_of
 from spaniel.run import Run
-from spaniel.stages.common import open_checkpoints
+from spaniel.stages.common import open_checkpoints, training_stage
 from spaniel.store import publish_directory
 
 
@@ -98,13 +98,7 @@ def make_base(run: Run, *, resume: bool = False) -> dict[str, Any]:
         save_policy(model, tokenizer, run.path("base", "policy"), {"stage": "base"})
         return {"steps": learner.num_steps, "weights": weights_fingerprint(model)}
 
-    return run.stage(
-        "base",
-        settings=settings,
-        needs=("base-demonstrations",),
-        make=make,
-        when_done=lambda: drop_checkpoints(run.path("base", "checkpoints")),
-    )
+    return training_stage(run, "base", settings=settings, needs=("base-demonstrations",), make=make)
 
 
 def _base(recipe: Recipe) -> BaseConfig:

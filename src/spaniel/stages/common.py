@@ -1,8 +1,9 @@
 """What the stages that train have in common."""
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from spaniel.checkpoints import Checkpoints
+from spaniel.checkpoints import Checkpoints, drop_checkpoints
 from spaniel.config import OptimizerConfig
 from spaniel.run import Run
 from spaniel.workbench import Workbench
@@ -38,6 +39,24 @@ def open_checkpoints(
         run.forget(stage)
     directory = run.path(stage, "checkpoints")
     return Checkpoints(directory, settings, keep=keep, resume=resume, force=run.force)
+
+
+def training_stage(
+    run: Run,
+    name: str,
+    *,
+    settings: dict[str, Any],
+    needs: Sequence[str],
+    make: Callable[[], dict[str, Any]],
+) -> dict[str, Any]:
+    """``Run.stage`` for a stage with checkpoints, which go once it is recorded as done."""
+    return run.stage(
+        name,
+        settings=settings,
+        needs=needs,
+        make=make,
+        when_done=lambda: drop_checkpoints(run.path(name, "checkpoints")),
+    )
 
 
 def starting_stage(run: Run) -> str | None:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from spaniel.checkpoints import MetricsLog, drop_checkpoints
+from spaniel.checkpoints import MetricsLog
 from spaniel.errors import DataError
 from spaniel.policy.load import import_torch
 from spaniel.progress import say
@@ -14,7 +14,7 @@ from spaniel.questions.preflight import preflight_report
 from spaniel.rewards.ranking import is_solved
 from spaniel.rollout import seed_of
 from spaniel.run import Run
-from spaniel.stages.common import open_checkpoints, open_learner, starting_stage
+from spaniel.stages.common import open_checkpoints, open_learner, starting_stage, training_stage
 from spaniel.store import read_json, write_json, write_records
 from spaniel.types import Group
 from spaniel.workbench import Workbench
@@ -138,13 +138,7 @@ def make_rl(run: Run, *, resume: bool = False) -> dict[str, Any]:
         save_policy(bench.model, bench.tokenizer, run.path("rl", "policy"), {"stage": "rl"})
         return {"steps": cfg.steps, "weights": weights_fingerprint(bench.model)}
 
-    return run.stage(
-        "rl",
-        settings=settings,
-        needs=("preflight",),
-        make=make,
-        when_done=lambda: drop_checkpoints(run.path("rl", "checkpoints")),
-    )
+    return training_stage(run, "rl", settings=settings, needs=("preflight",), make=make)
 
 
 def _rl_line(step: int, steps: int, metrics: dict[str, float]) -> str:

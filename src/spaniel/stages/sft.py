@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from spaniel.checkpoints import MetricsLog, drop_checkpoints
+from spaniel.checkpoints import MetricsLog
 from spaniel.config import Recipe, SFTConfig
 from spaniel.corpus.prepare import load_corpus
 from spaniel.errors import ArtifactError
@@ -12,7 +12,7 @@ from spaniel.progress import say
 from spaniel.questions.titles import title_questions
 from spaniel.rollout import seed_of
 from spaniel.run import Run
-from spaniel.stages.common import open_checkpoints, open_learner
+from spaniel.stages.common import open_checkpoints, open_learner, training_stage
 from spaniel.store import read_records, write_records
 from spaniel.types import Trajectory
 from spaniel.workbench import Workbench
@@ -79,13 +79,7 @@ def make_sft(run: Run, *, resume: bool = False) -> dict[str, Any]:
         save_policy(bench.model, bench.tokenizer, run.path("sft", "policy"), {"stage": "sft"})
         return {"steps": total, "weights": weights_fingerprint(bench.model)}
 
-    return run.stage(
-        "sft",
-        settings=settings,
-        needs=("demonstrations",),
-        make=make,
-        when_done=lambda: drop_checkpoints(run.path("sft", "checkpoints")),
-    )
+    return training_stage(run, "sft", settings=settings, needs=("demonstrations",), make=make)
 
 
 def _sft(recipe: Recipe) -> SFTConfig:
